@@ -1,0 +1,321 @@
+"""From the words of a command line and the files in conf/ to typed, validated points.
+
+Hydra does what it is good at: its grammar parses values and sweeps, its defaults lists compose the groups. The values
+typed on the command line are then laid on top, here, so that a sweep of 1,000 points composes its files once.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from toymha import config
+from toymha.config import Config, UserError, nearest
+
+GROUPS = ("model", "data", "optim", "budget", "sweep")
+LITERAL_KEYS = {name for name, (f, _) in config.keys().items() if f.metadata.get("text")} | {"like"}
+
+
+def conf_dir() -> Path:
+    """conf/ of the source tree, or the copy inside an installed wheel."""
+    here = Path(__file__).parent
+    return next(p for p in (here / "conf", here.parent / "conf") if (p / "train.yaml").is_file())
+
+
+def choices(group: str, extra: Path | None = None) -> list[str]:
+    """The valid choices of a group, sorted: the files in conf/<group> and in the user's --config-dir."""
+    roots = [conf_dir(), *([extra] if extra else [])]
+    return sorted({p.stem for root in roots for p in (root / group).glob("*.yaml")})
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a plan: what to train, and what it is called."""
+
+    config: Config
+    label: str  # what differs from the defaults, as a folder name
+    choices: dict[str, str]  # the file chosen from each group
+    swept: dict[str, Any] = field(default_factory=dict)  # axis -> this point's value
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One key or group with the values it takes: one value when it is not swept."""
+
+    key: str
+    values: tuple[Any, ...]
+    swept: bool
+
+
+def points(words: Iterable[str], multirun: bool = False, extra: Path | None = None) -> list[Point]:
+    """All runs that the command line asks for, each composed and validated; duplicates are dropped.
+
+    `words`: Hydra overrides such as `model=gqa` or `n_head=1,2,4`. `extra`: a folder of the user's own configs.
+    Raises UserError, in one line, for whatever is wrong with any of them.
+    """
+    axes = {a.key: a for a in parse(words, extra)}
+    base = Composer(str(axes.pop("like").values[0]) if "like" in axes else None, extra)
+    sweep = axes["sweep"].values if "sweep" in axes else (None,)
+    if len(sweep) > 1:
+        raise UserError("sweep=... takes one file; run one sweep after the other")
+    if sweep[0] is not None:
+        canned = base.composed({"sweep": sweep[0]})[0]["sweep"]["axes"]
+        axes = {a.key: a for a in sweep_axes(canned, sweep[0], extra)} | axes
+    elif not multirun and (several := [a for a in axes.values() if a.swept]):
+        shown = f"{several[0].key}={','.join(map(str, several[0].values))}"
+        raise UserError(f"{shown} has several values: add -m to train one run for each")
+    out: dict[tuple, Point] = {}
+    for values in itertools.product(*(a.values for a in axes.values())):
+        point = base.point(dict(zip(axes, values)), {a.key for a in axes.values() if a.swept})
+        out.setdefault((point.label, point.config.seed), point)
+    return list(out.values())
+
+
+def sweep_axes(axes: dict[str, Any], name: str, extra: Path | None) -> list[Axis]:
+    """The axes of a file in conf/sweep; a list stands for its items, text is Hydra's sweep syntax."""
+    words = [f"{k}={','.join(map(_word, v)) if isinstance(v, list) else _word(v)}" for k, v in axes.items()]
+    return [Axis(a.key, a.values, True) for a in parse(words, extra, where=f" (in conf/sweep/{name}.yaml)")]
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Words
+
+
+def parse(words: Iterable[str], extra: Path | None = None, where: str = "") -> list[Axis]:
+    """Overrides -> axes, each key once and known. Raises UserError."""
+    out: dict[str, Axis] = {}
+    for word in words:
+        axis = parse_word(word, extra)
+        if axis.key in out:
+            raise UserError(f"{axis.key} is given twice{where}; keep one of the two")
+        out[axis.key] = axis
+    return list(out.values())
+
+
+def parse_word(word: str, extra: Path | None = None) -> Axis:
+    """One override, such as `n_head=1,2,4`, -> its axis."""
+    name, equals, text = word.partition("=")
+    if name.startswith("hydra"):
+        raise UserError(f"{word}: toymha runs sweeps itself; folders are set by output_dir= and name=, parallel runs by workers=")
+    if name[:1] in "+~":
+        bare = name.lstrip("+~")
+        raise UserError(f"{word}: keys cannot be added or removed; {_known(bare, extra) or f'write {bare}=...'}")
+    if not equals:
+        raise UserError(f"{word}: an option is written key=value{nearest(word, [*GROUPS, *config.keys()])}")
+    if problem := _known(name, extra):
+        raise UserError(problem)
+    if name in LITERAL_KEYS:
+        return Axis(name, (read_value(word, literal=True),), False)
+    values, swept = _values(_override(word), word)
+    if name in GROUPS:
+        for value in values:
+            _check_choice(name, value, extra)
+    return Axis(name, values, swept)
+
+
+def read_value(word: str, literal: bool = False) -> Any:
+    """The single value of `key=value`; a literal one is taken as it stands, but for quotes around it and null."""
+    name, _, text = word.partition("=")
+    if literal:
+        return None if text == "null" else _unquote(text)
+    values, swept = _values(_override(word), word)
+    if swept:
+        raise UserError(f"{word}: {name} takes one value")
+    return values[0]
+
+
+def _override(word: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException:
+        name = word.partition("=")[0]
+        raise UserError(f"{word}: the value cannot be read; put text with special characters in quotes: {name}='\"...\"'") from None
+
+
+def _values(override: Override, word: str) -> tuple[tuple[Any, ...], bool]:
+    if not override.is_sweep_override():
+        return (_plain(override.value()),), False
+    if not (override.is_discrete_sweep()):
+        raise UserError(f"{word}: a sweep is a list (1,2,4), range(...) or choice(...)")
+    parser = OverridesParser.create()
+    items = [parser.parse_override(f"{override.key_or_group}={item}") for item in override.sweep_string_iterator()]
+    return tuple(_plain(item.value()) for item in items), True
+
+
+def _plain(value: Any) -> Any:
+    """Hydra's parsed value as plain Python; its quoted strings as text."""
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float)) else getattr(value, "text", str(value))
+
+
+def _unquote(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _known(name: str, extra: Path | None) -> str | None:
+    """Why this key is unknown, with the nearest valid one, or None when it is known."""
+    known = config.keys()
+    if name in known or name in GROUPS or name == "like":
+        return None
+    if name in ("data_seed", "init_seed"):
+        return f"unknown key {name}; seed sets both the data order and the initial weights"
+    tail = name.rpartition(".")[2]
+    for k in known:  # `lr` for optim.lr, `model.n_head` for n_head
+        if k.rpartition(".")[2] == tail:
+            return f"unknown key {name}; did you mean {k}?"
+    inside = [k for k in known if tail in k] if len(tail) > 3 else []
+    hint = f"; did you mean {' or '.join(inside[:2])}?" if inside else nearest(name, [*GROUPS, *known])
+    return f"unknown key {name}{hint or '; `toymha train --help` lists all keys'}"
+
+
+def _check_choice(group: str, value: Any, extra: Path | None) -> None:
+    valid = choices(group, extra)
+    if value not in valid and not (group == "sweep" and value is None):
+        raise UserError(f"{group}={value}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}")
+
+
+# Composition
+
+
+class Composer:
+    """Composes group choices once each, and lays values over them."""
+
+    def __init__(self, like: str | None = None, extra: Path | None = None) -> None:
+        """`like`: a run folder whose configuration takes the place of the defaults."""
+        self.extra = extra
+        self.saved = _saved_config(like) if like else None
+        self.defaults = Composer(extra=extra) if like else self
+        self.cache: dict[tuple, tuple[dict, dict[str, str]]] = {}
+
+    def composed(self, groups: dict[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Group choices -> (plain values with interpolations unresolved, the choice made in every group)."""
+        cached = tuple(sorted(groups.items(), key=str))
+        if cached not in self.cache:
+            self.cache[cached] = self._compose(groups)
+        return self.cache[cached]
+
+    def _compose(self, groups: dict[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+        words = [f"{k}={_word(v)}" for k, v in groups.items()]
+        if self.extra:
+            words.append(f"hydra.searchpath=[{self.extra.as_uri()}]")
+        primary, before = "train", {}
+        if self.saved:
+            # The saved values take the place of conf/train.yaml; only the groups named now are laid over them.
+            before, primary = self.saved["choices"], "like"
+            defaults = ["_self_", *({k: None} for k in groups)]
+            ConfigStore.instance().store("like", {"defaults": defaults, "fixed": [], **self.saved["config"]})
+        try:
+            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+                composed = compose(primary, words, return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as e:
+            raise UserError(f"the configuration cannot be composed: {str(e).splitlines()[0]}") from None
+        made = {k: v for k, v in OmegaConf.to_container(composed.hydra.runtime.choices).items() if k in GROUPS and v}
+        values = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]))
+        return {"sweep": None, **values}, before | made
+
+    def point(self, values: dict[str, Any], swept: set[str]) -> Point:
+        """One value for each key and group -> the validated point."""
+        groups = {k: v for k, v in values.items() if k in GROUPS}
+        composed, made = self.composed(groups)
+        settings = {k: v for k, v in values.items() if k not in GROUPS}
+        cfg = build(composed, settings)
+        for k in composed["fixed"]:
+            stands_for = _get(composed, k)
+            if _get(config.plain(cfg), k) != stands_for:
+                raise UserError(
+                    f"model={made['model']} stands for {k}={_word(stands_for)}, so {k}={_word(_get(config.plain(cfg), k))} contradicts it; choose another model"
+                )
+        canned = {"sweep": made["sweep"]} if "sweep" in made else {}
+        _, default_made = self.defaults.composed(canned)
+        chosen, _ = self.defaults.composed(canned | {g: made[g] for g in GROUPS if made.get(g) != default_made.get(g)})
+        named = set(settings) | {g for g in groups if g in swept}
+        label = label_of(cfg, chosen, made, default_made, named)
+        return Point(cfg, label, made, {k: values[k] for k in values if k in swept})
+
+
+def build(composed: dict[str, Any], settings: dict[str, Any]) -> Config:
+    """Composed values with settings laid over them -> the typed object."""
+    tree = copy.deepcopy({k: v for k, v in composed.items() if k != "fixed"})
+    literal = {k: v for k, v in settings.items() if k in LITERAL_KEYS}
+    for k, v in settings.items():
+        if k not in literal:
+            _set(tree, k, v)
+    if "${" in repr(tree):  # OmegaConf resolves n_kv_head=${n_head}; it takes its time, so only where it is asked to
+        try:
+            tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
+        except OmegaConfBaseException as e:
+            raise UserError(f"a value refers to something that is not there: {str(e).splitlines()[0]}") from None
+    for k, v in literal.items():
+        _set(tree, k, v)
+    return config.build(tree)
+
+
+def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree[section]
+    tree[name] = value
+
+
+def _get(tree: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def _saved_config(run: str) -> dict[str, Any]:
+    """The configuration of a run folder, as `like` wants it: its sweep and its output keys stay behind."""
+    from toymha import runs
+
+    saved = runs.Run.load(run)
+    values = config.plain(saved.config) | {"sweep": None, "name": None, "overwrite": False}
+    return {"config": values, "choices": {k: v for k, v in saved.info["choices"].items() if k != "sweep"}}
+
+
+# Names
+
+
+def label_of(cfg: Config, chosen: dict[str, Any], made: dict[str, str], default_made: dict[str, str], named: set[str]) -> str:
+    """What was named or differs from the defaults, as one folder name: groups first, then keys; `default` for neither.
+
+    `chosen`: the values of the chosen groups; `named`: keys given on the command line, groups that are swept. At most
+    120 bytes of letters, digits and `._=,+-`; a hash at the end tells apart what is lost by that.
+    """
+    parts = [f"{g}={made[g]}" for g in GROUPS if g in made and g != "sweep" and (g in named or made[g] != default_made.get(g))]
+    for name, value in config.identity_values(cfg).items():
+        if name != "seed" and (name in named or value != _get(chosen, name)):
+            parts.append(f"{name.removeprefix('data.')}={_shown(value)}")
+    full = ",".join(parts) or "default"
+    safe = re.sub(r"[^\w.=,+-]", "-", full)
+    path = cfg.data.path or ""
+    if safe == full and len(safe.encode()) <= 120 and Path(path).name == path:
+        return safe
+    return safe.encode()[:110].decode(errors="ignore") + f"-{zlib.crc32(f'{full},{path}'.encode()):08x}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, list):
+        return "-".join(_shown(v) for v in value)
+    return Path(value).name if isinstance(value, str) else _word(value)

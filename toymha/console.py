@@ -1,0 +1,104 @@
+"""What one run tells its user: a bar in a terminal, plain lines in a file, nothing in the worker of a sweep."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from toymha.evaluate import Score
+    from toymha.runs import Run
+
+
+class Console:
+    """`quiet`: say nothing at all. Progress goes to stderr, results to stdout."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.bar: tqdm | None = None
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self.bar is not None:
+            tqdm.write(text)
+        else:
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        if not self.quiet:
+            tqdm.write(f"toymha: {text}", file=sys.stderr)
+
+    def start(self, run: Run, about: str, step: int) -> None:
+        """`about`: one line on what is trained; `step`: where a resumed run goes on."""
+        c = run.config
+        self.say(about)
+        self.say(f"run folder {run.path}")
+        if step:
+            self.say(f"resuming at step {step:,}")
+        self.timed = c.max_steps is None
+        total = c.max_steps if c.max_steps is not None else int(60 * (c.budget.minutes or 0))
+        if not self.quiet and sys.stderr.isatty():
+            self.bar = tqdm(total=total, initial=step, unit="s" if self.timed else "step", dynamic_ncols=True, leave=False, file=sys.stderr)
+
+    def step(self, step: int, seconds: float, loss: float) -> None:
+        if self.bar is not None:
+            now = min(int(seconds), self.bar.total) if self.timed else step
+            self.bar.update(now - self.bar.n)
+            self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+
+    def evaluated(self, step: int, score: Score, tokens_per_s: float) -> None:
+        pace = f"  {tokens_per_s:9,.0f} tokens/s" if tokens_per_s else ""
+        self.say(f"step {step:6,}  validation loss {score.loss:.4f}  perplexity {score.ppl:9.3f}{pace}")
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    def finish(self, run: Run) -> None:
+        """One screen: how it ended, the numbers, and what to type next."""
+        s = run.summary
+        if s["status"] == "diverged":
+            self.say(f"diverged: {s['error']}; {_kept(run)}")
+            return
+        self.say(f"\ndone: {s['step']:,} steps, {s['tokens_trained']:,} tokens in {duration(s['seconds'])}, {s['tokens_per_s']:,.0f} tokens/s")
+        self.say(score_line("validation", s["val"]))
+        if s["best"]["step"] != s["step"]:
+            self.say(score_line(f"best, step {s['best']['step']:,}", s["best"]))
+        self.say(f"{'without context':18} loss {s['unigram_loss']:.4f} nats (letter frequencies alone)" if s["val"]["loss"] < s["unigram_loss"]
+                 else f"warning: not better than the {s['unigram_loss']:.4f} nats of letter frequencies alone")  # fmt: skip
+        if s.get("sample"):
+            self.say("\n" + "\n".join("    " + line for line in s["sample"].splitlines()))
+        self.say(f"\ncurves      tensorboard --logdir {quote(run.config.output_dir)}")
+        self.say(f"test split  toymha eval run={quote(str(run.path))} split=test" if len(run.config.data.split) == 3 else "", )
+
+
+def _kept(run: Run) -> str:
+    return "the last good checkpoint is kept" if (run.path / "checkpoint.pt").is_file() else "it never reached a checkpoint"
+
+
+def score_line(what: str, s: dict[str, Any]) -> str:
+    return (
+        f"{what:18} loss {s['loss']:.4f} ± {s['se']:.4f} nats   perplexity {s['ppl']:.4f}   "
+        f"{s['bits_per_char']:.4f} bits/char   {s['tokens']:,} tokens"
+    )
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours} h {m} min" if hours else f"{m} min {s} s"
+
+
+def quote(path: str | Path) -> str:
+    """A path as one pastes it into the shell; run folders need no quotes in bash and zsh."""
+    import shlex
+
+    return str(path) if os.name == "nt" else shlex.quote(str(path)) if not str(path).isascii() or " " in str(path) else str(path)

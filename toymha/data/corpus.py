@@ -1,0 +1,121 @@
+"""A data set as training sees it: token tensors of the splits, cut by position, and batches of random windows.
+
+B batch, T positions, N tokens of a split.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import Data, UserError
+from . import store, text
+from .tokenizer import Tokenizer, from_dict, make
+
+FORMAT = 1  # of the cached tokens: raise it when tokenizers or splits change
+
+
+@dataclass(frozen=True)
+class Split:
+    """`chars` and `bytes` (UTF-8) are those of what is predicted: all but the first token, which nothing precedes.
+
+    Loss in nats, summed over the predicted tokens and divided by them, is nats a character or a byte.
+    A character counts once its last byte is predicted.
+    """
+
+    tokens: Tensor  # N, uint8 where the vocabulary fits, else int32
+    chars: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """`sha256` is that of the normalised text; `splits` has train and val, and test where it has a share."""
+
+    name: str
+    sha256: str
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+
+
+def load_corpus(data: Data, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The corpus of a data config, from the cache when it holds the tokens of exactly this text.
+
+    A `tokenizer` (a run's own) is used instead of the config's. Raises UserError for whatever is wrong with the text.
+    """
+    whole = text.read_text(data)
+    sha256 = text.sha256(whole)
+    how = tokenizer.to_dict() if tokenizer else [data.tokenizer, data.vocab_size]
+    path = store.cache_dir() / "tokens" / f"{data.name}-{store.digest(FORMAT, sha256, data.split, how)}.npz"
+    try:
+        tokenizer, splits = _unpack(path.read_bytes())
+    except Exception:  # missing, cut short, changed or old: all the same, it is made again
+        parts = cut(whole, data.split)
+        tokenizer = tokenizer or make(data, whole, parts["train"])
+        splits = {name: _split(part, tokenizer) for name, part in parts.items()}
+        store.write(path, _pack(tokenizer, splits))
+    return Corpus(data.name, sha256, tokenizer, splits)
+
+
+def cut(whole: str, shares: list[float]) -> dict[str, str]:
+    """Train, val and test (where it has a share), by position: train is the first int(n * shares[0]) characters.
+
+    Shares are taken as the decimals they were written as: 0.7 + 0.2 is 0.9 here, and not a little less.
+    """
+    ends = [int(len(whole) * sum(map(Fraction, map(repr, shares[: i + 1])))) for i in range(len(shares) - 1)]
+    edges = [0, *ends, len(whole)]
+    names = [name for name, share in zip(("train", "val", "test"), shares, strict=False) if share > 0]
+    return {name: whole[edges[i] : edges[i + 1]] for i, name in enumerate(names)}
+
+
+def check_lengths(corpus: Corpus, seq_len: int) -> None:
+    """Refuse splits without one window of `seq_len` tokens and the token after it. Raises UserError with the numbers."""
+    full_names = dict(train="training", val="validation", test="test")
+    for name, split in corpus.splits.items():
+        if (n := len(split.tokens)) < seq_len + 1:
+            shortest = min(len(s.tokens) for s in corpus.splits.values())
+            way_out = f"use seq_len={shortest - 1} or less, " if shortest > 1 else "use "
+            raise UserError(
+                f"the {full_names[name]} split has {n} tokens, seq_len={seq_len} needs at least {seq_len + 1}; "
+                f"{way_out}a longer text, or other shares in data.split"
+            )
+
+
+def random_batch(tokens_N: Tensor, seq_len: int, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Windows drawn uniformly, with replacement, and the same ones a token later: x_BT and y_BT, int64.
+
+    They start at 0 to N - seq_len - 1 inclusive, so the first and the last token are reached too; needs N > seq_len.
+    """
+    start_B = torch.randint(len(tokens_N) - seq_len, (batch_size,), generator=generator, device=generator.device)
+    window_BT1 = tokens_N.unfold(0, seq_len + 1, 1).index_select(0, start_B.to(tokens_N.device)).long()
+    return window_BT1[:, :-1], window_BT1[:, 1:]
+
+
+def _split(part: str, by: Tokenizer) -> Split:
+    ids = by.encode(part)
+    first = by.token_bytes(int(ids[0])) if len(ids) else b""
+    whole_chars = len(first.decode("utf-8", errors="ignore"))  # a byte of a longer character completes none
+    return Split(torch.from_numpy(ids), chars=len(part) - whole_chars, bytes=len(part.encode("utf-8")) - len(first))
+
+
+def _pack(by: Tokenizer, splits: dict[str, Split]) -> bytes:
+    """An .npz file: a zip, which checks its own content by CRC when it is read."""
+    meta = dict(tokenizer=by.to_dict(), counts={name: (s.chars, s.bytes) for name, s in splits.items()})
+    arrays: dict[str, Any] = {name: s.tokens.numpy() for name, s in splits.items()}
+    file = io.BytesIO()
+    np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
+    return file.getvalue()
+
+
+def _unpack(content: bytes) -> tuple[Tokenizer, dict[str, Split]]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        meta = json.loads(str(arrays["meta"]))
+        splits = {name: Split(torch.from_numpy(arrays[name]), *counts) for name, counts in meta["counts"].items()}
+    return from_dict(meta["tokenizer"]), splits

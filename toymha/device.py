@@ -1,0 +1,57 @@
+"""Where and in what arithmetic a run computes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+
+from toymha.config import Config, UserError, nearest
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: cuda, else mps, else cpu. Raises UserError for a device that is not here."""
+    here = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    if name == "auto":
+        return torch.device(here[0])
+    kind, _, index = name.partition(":")
+    if kind not in ("cuda", "mps", "cpu"):
+        raise UserError(f"device={name}: must be one of auto, cuda, mps, cpu{nearest(kind, ('auto', 'cuda', 'mps', 'cpu'))}")
+    if kind not in here:
+        raise UserError(f"device={name}: this machine has no {kind}; here: {', '.join(here)}")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if index and not (index.isdigit() and int(index) < count):
+        raise UserError(f"device={name}: valid here: {', '.join(f'{kind}:{i}' for i in range(count))}")
+    return torch.device(name)
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """`auto`: bf16 where the hardware multiplies it fast, else fp32. Raises UserError where bf16 cannot run."""
+    if name != "auto":
+        if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise UserError("precision=bf16: this GPU has no bf16; use precision=fp32")
+        return name
+    return "bf16" if has_fast_bf16(device) else "fp32"
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products are done by the hardware; elsewhere they are emulated, over 100 times slower than fp32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        return any(getattr(torch.cpu, f, bool)() for f in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return False
+
+
+def arithmetic(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The context in which forward passes run; weights stay fp32."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def set_up(c: Config) -> tuple[torch.device, str]:
+    """Device and precision of this run, with its share of the CPU set."""
+    device = pick_device(c.device)
+    torch.set_num_threads(c.threads or os.cpu_count() or 1)
+    return device, pick_precision(c.precision, device)

@@ -1,0 +1,87 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2.2) with the switches that the laboratory turns.
+
+Axes: B batch, T query positions, S key positions, C dim, H query heads, G key/value heads, R = H / G query heads that
+share one, D head_dim (of values: Dv). Query head h reads key/value head h // R.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from toymha.config import Config
+from toymha.model.parts import rotate
+
+
+class Attention(nn.Module):
+    """softmax(q k^T x scale + mask) v for each head, heads side by side, then W_o.
+
+    `scores`, `pattern` and `z` are taps: identity modules. A forward hook on one of them sees, and may replace,
+    scores_BHTS (scaled, before mask and softmax), pattern_BHTS (probabilities) or z_BHTD (each head's output).
+    Without a hook on scores or pattern the fused kernel may be used, which never builds those tensors.
+    """
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.H, self.G, self.D, self.Dv = c.n_head, c.G, c.D, c.Dv
+        self.causal, self.dropout, self.tied = c.causal, c.attn_dropout, c.tied_heads
+        self.scale = {"head_dim": c.D**-0.5, "dim": c.dim**-0.5, "none": 1.0}[c.score_scale]
+        # Tied heads own one slice of each matrix; the others of H and G are that slice again.
+        q_heads, kv_heads = (1, 1) if c.tied_heads else (self.H, self.G)
+        self.w_q = nn.Linear(c.dim, q_heads * self.D, bias=c.qkv_bias)
+        self.w_k = nn.Linear(c.dim, kv_heads * self.D, bias=c.qkv_bias)
+        self.w_v = nn.Linear(c.dim, kv_heads * self.Dv, bias=c.qkv_bias)
+        self.w_o = nn.Linear(self.H * self.Dv, c.dim, bias=c.bias) if c.w_o else None
+        self.scores, self.pattern, self.z = nn.Identity(), nn.Identity(), nn.Identity()
+
+    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """x_BTC -> what this layer adds to the residual stream, of the same shape."""
+        q_BHTD, k_BGSD, v_BGSD = self.project(x_BTC)
+        if rope is not None:
+            q_BHTD, k_BGSD = rotate(q_BHTD, *rope), rotate(k_BGSD, *rope)
+        if self.tied:
+            q_BHTD = q_BHTD.expand(-1, self.H, -1, -1)
+        attend = self.fused if self.can_fuse(x_BTC) else self.explicit
+        z_BHTD = self.z(attend(q_BHTD, k_BGSD, v_BGSD))
+        merged_BTC = z_BHTD.transpose(1, 2).flatten(2)
+        return merged_BTC if self.w_o is None else self.w_o(merged_BTC)
+
+    def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x_BTC -> q_BHTD, k_BGSD, v_BGSD (one head each where heads are tied)."""
+        w_q, w_k, w_v = self.w_q, self.w_k, self.w_v
+        # One wide product is faster than three narrow ones; laying the weights side by side costs next to nothing.
+        weight = torch.cat((w_q.weight, w_k.weight, w_v.weight))
+        bias = None if w_q.bias is None else torch.cat((w_q.bias, w_k.bias, w_v.bias))
+        qkv = F.linear(x_BTC, weight, bias)
+        q, k, v = qkv.split((w_q.out_features, w_k.out_features, w_v.out_features), dim=-1)
+        return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
+
+    @staticmethod
+    def split_heads(x: Tensor, width: int) -> Tensor:
+        """(B, T, heads x width) -> (B, heads, T, width)."""
+        return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+    def can_fuse(self, x_BTC: Tensor) -> bool:
+        return not (self.scores._forward_hooks or self.pattern._forward_hooks)
+
+    def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(
+            q_BHTD, k_BGSD, v_BGSD, is_causal=self.causal, scale=self.scale, dropout_p=dropout, enable_gqa=True
+        )
+
+    def explicit(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        """The equation, step by step; every tensor of it can be tapped."""
+        k_BHSD, v_BHSD = (self.share(x) for x in (k_BGSD, v_BGSD))
+        scores_BHTS = self.scores((q_BHTD * self.scale) @ k_BHSD.transpose(-2, -1))
+        if self.causal:
+            T, S = scores_BHTS.shape[-2:]
+            future_TS = torch.ones(T, S, dtype=torch.bool, device=scores_BHTS.device).triu(S - T + 1)
+            scores_BHTS = scores_BHTS.masked_fill(future_TS, float("-inf"))
+        pattern_BHTS = self.pattern(scores_BHTS.softmax(dim=-1))
+        return F.dropout(pattern_BHTS, self.dropout, self.training) @ v_BHSD
+
+    def share(self, x_BGSD: Tensor) -> Tensor:
+        """Each key/value head for the R query heads that read it: (B, G, S, D) -> (B, H, S, D)."""
+        return x_BGSD.repeat_interleave(self.H // x_BGSD.shape[1], dim=1)

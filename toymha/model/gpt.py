@@ -1,0 +1,102 @@
+"""The decoder-only language model. B batch, T positions, C dim, V vocabulary."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from toymha.config import Config
+from toymha.model.attention import Attention
+from toymha.model.parts import MLPS, NORMS, rotary_tables, sinusoid_table
+from toymha.seeds import stream
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each added to the residual stream; normalised before (Radford 2019) or after (Vaswani 2017)."""
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        norm = NORMS[c.norm]
+        self.pre = c.norm_position == "pre"
+        self.dropout = c.resid_dropout
+        self.norm_attn, self.attn = norm(c.dim, c.bias), Attention(c)
+        self.norm_mlp, self.mlp = norm(c.dim, c.bias), MLPS[c.mlp](c)
+
+    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        if self.pre:
+            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope))
+            return x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC)))
+        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope)))
+        return self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC)))
+
+    def drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+class GPT(nn.Module):
+    """Tokens -> logits of the next token at every position."""
+
+    def __init__(self, c: Config, vocab_size: int) -> None:
+        """`vocab_size`: what the data has; `c.vocab_size` may be larger."""
+        super().__init__()
+        self.seq_len, self.pos, self.dropout = c.seq_len, c.pos, c.resid_dropout
+        V = c.vocab_size or vocab_size
+        self.embed = nn.Embedding(V, c.dim)
+        if c.pos == "learned":
+            self.embed_pos = nn.Embedding(c.seq_len, c.dim)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.n_layer))
+        # Post-LN blocks end in a normalisation already.
+        self.norm = NORMS[c.norm](c.dim, c.bias) if c.norm_position == "pre" else nn.Identity()
+        # Tied: the embedding is the head, and there is one tensor, under one name, in memory and on disk.
+        self.head = None if c.tie_embeddings else nn.Linear(c.dim, V, bias=False)
+        self.make_tables(c)
+        self.initialise(c)
+
+    def make_tables(self, c: Config) -> None:
+        """Fixed tables of positions; buffers, so that they follow the model to its device, and not part of the weights."""
+        if c.pos == "sinusoidal":
+            self.register_buffer("sinusoid_TC", sinusoid_table(c.seq_len, c.dim), persistent=False)
+        if c.pos == "rope":
+            cos_TD, sin_TD = rotary_tables(c.seq_len, c.D)
+            self.register_buffer("rope_cos_TD", cos_TD, persistent=False)
+            self.register_buffer("rope_sin_TD", sin_TD, persistent=False)
+
+    @torch.no_grad()
+    def initialise(self, c: Config) -> None:
+        """Normal weights, zero biases; GPT-2's recipe (Radford et al. 2019, section 2.3) with a width-dependent head.
+
+        Matrices have std 0.02, those that write to the residual stream 0.02 / sqrt(2 n_layer). The token embedding has
+        std min(0.02, 0.3 / sqrt(dim)), for it is also the head: logits then start with std 0.3 at any width, and the
+        first loss within 0.1 of ln V. Each tensor has a random stream of its own name, so that two models with one
+        seed begin with the same values wherever their shapes agree.
+        """
+        for name, p in self.named_parameters():
+            if p.ndim < 2:
+                continue
+            std = 0.02
+            if name.endswith(("w_o.weight", "down.weight")):
+                std /= math.sqrt(2 * c.n_layer)
+            if name.startswith(("embed.", "head.")):
+                std = min(std, 0.3 / math.sqrt(c.dim))
+            p.copy_(torch.randn(p.shape, generator=stream(c.seed, "init", name)) * std)
+
+    def forward(self, idx_BT: Tensor) -> Tensor:
+        """idx_BT (int64, T <= seq_len) -> logits_BTV."""
+        return F.linear(self.hidden(idx_BT), (self.head or self.embed).weight)
+
+    def hidden(self, idx_BT: Tensor) -> Tensor:
+        """idx_BT -> the residual stream after the last block and norm, x_BTC."""
+        T = idx_BT.shape[1]
+        x_BTC = self.embed(idx_BT)
+        if self.pos == "learned":
+            x_BTC = x_BTC + self.embed_pos.weight[:T]
+        elif self.pos == "sinusoidal":
+            x_BTC = x_BTC + self.sinusoid_TC[:T]
+        rope = (self.rope_cos_TD[:T], self.rope_sin_TD[:T]) if self.pos == "rope" else None
+        x_BTC = F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC
+        for block in self.blocks:
+            x_BTC = block(x_BTC, rope)
+        return self.norm(x_BTC)

@@ -1,0 +1,89 @@
+"""The parts of a block that are not attention: normalisation, MLP, positions. B batch, T positions, C dim, F hidden, D head_dim."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from toymha.config import Config
+
+
+class LayerNorm(nn.Module):
+    """Ba, Kiros & Hinton 2016: (x - mean) / sqrt(var + eps) * weight + bias, over the last axis."""
+
+    def __init__(self, dim: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return F.layer_norm(x_BTC, self.weight.shape, self.weight, self.bias, 1e-5)
+
+
+class RMSNorm(nn.Module):
+    """Zhang & Sennrich 2019: x / sqrt(mean(x^2) + eps) * weight, over the last axis. It has no bias."""
+
+    def __init__(self, dim: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return F.rms_norm(x_BTC, self.weight.shape, self.weight, 1e-5)
+
+
+class GeluMLP(nn.Module):
+    """Two matrices with GELU between (Hendrycks & Gimpel 2016; the tanh form, as in GPT-2)."""
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.up = nn.Linear(c.dim, c.F, bias=c.bias)
+        self.down = nn.Linear(c.F, c.dim, bias=c.bias)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BTC), approximate="tanh"))
+
+
+class SwigluMLP(nn.Module):
+    """Shazeer 2020: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.gate = nn.Linear(c.dim, c.F, bias=c.bias)
+        self.up = nn.Linear(c.dim, c.F, bias=c.bias)
+        self.down = nn.Linear(c.F, c.dim, bias=c.bias)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+
+
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+MLPS = {"gelu": GeluMLP, "swiglu": SwigluMLP}
+
+
+def sinusoid_table(seq_len: int, dim: int) -> Tensor:
+    """Vaswani et al. 2017, section 3.5: table_TC with sin in even and cos in odd channels, wavelengths 2 pi to 20,000 pi."""
+    angle_TE = rotary_angles(seq_len, dim)
+    return torch.stack((angle_TE.sin(), angle_TE.cos()), dim=-1).flatten(1)
+
+
+def rotary_angles(seq_len: int, width: int) -> Tensor:
+    """Position times frequency, (seq_len, width / 2), frequencies 10000^(-2i / width) for i = 0, 1, ...; fp32."""
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return (torch.arange(seq_len, dtype=torch.float64)[:, None] * frequency).float()
+
+
+def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021): channels i and i + D/2 form a plane that turns by position x frequency_i.
+
+    The tables hold each half's angles twice, the first half of `sin_TD` negated, so that no negation is needed here.
+    """
+    half = x_BHTD.shape[-1] // 2
+    return x_BHTD * cos_TD + x_BHTD.roll(half, dims=-1) * sin_TD
+
+
+def rotary_tables(seq_len: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos_TD and sin_TD as `rotate` wants them."""
+    angle_TE = rotary_angles(seq_len, head_dim)
+    cos_TE, sin_TE = angle_TE.cos(), angle_TE.sin()
+    return torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)

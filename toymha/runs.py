@@ -1,0 +1,270 @@
+"""The run folder: what it is called, what lies in it, who may write there. Only this file knows the names inside.
+
+outputs/<name>/<what differs from the defaults>/seed=<n>/
+    config.yaml        every key, resolved            run.json      identity, versions, data, machine, command
+    metrics.jsonl      one row a logged step          summary.json  status and final numbers
+    tokenizer.json     text <-> tokens                log.txt       a failed run's traceback
+    checkpoint.pt      all that resuming needs        model.safetensors, best.safetensors   weights: last and best
+    events.out...      the same rows, for TensorBoard
+No torch at import.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import filelock
+import yaml
+
+from toymha import config
+from toymha.config import Config, UserError
+
+STATUSES = ("running", "done", "diverged", "failed", "interrupted")
+FINISHED = ("done", "diverged")
+
+
+def identity(cfg: Config, data_sha256: str) -> str:
+    """Hash of all that decides the numbers of a run: its keys without output and machine, and the text itself."""
+    values = config.identity_values(cfg) | {"data.path": None, "data.sha256": data_sha256}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def folder(cfg: Config, label: str) -> Path:
+    """Where a run goes: <output_dir>/<name>/<label>/seed=<n>."""
+    name = cfg.name or (cfg.sweep.name if cfg.sweep else "train")
+    return Path(cfg.output_dir) / name / label / f"seed={cfg.seed}"
+
+
+@dataclass
+class Run:
+    """One run folder, opened for training (`Run.open`) or for reading (`Run.load`)."""
+
+    path: Path
+    config: Config
+    info: dict[str, Any] = field(default_factory=dict)  # run.json
+
+    # Opening
+
+    @classmethod
+    def open(cls, path: Path, cfg: Config, data_sha256: str, info: dict[str, Any]) -> Run:
+        """The folder, locked for this process, new or to be resumed.
+
+        Raises UserError when another process trains there, or when the folder holds a different run.
+        """
+        run = cls(path, cfg, describe(cfg, data_sha256) | info)
+        created = not path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            run._lock = filelock.FileLock(path / ".lock")
+            run._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise UserError(f"{path} is being trained by another process") from None
+        except OSError as e:
+            raise UserError(f"{path} cannot be written: {e.strerror}") from None
+        try:
+            run._take_over(cfg.overwrite)
+        except BaseException:
+            run.release()
+            if created:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        return run
+
+    _lock: Any = field(default=None, repr=False)
+
+    def _take_over(self, overwrite: bool) -> None:
+        if overwrite:
+            self.clear()
+        elif (self.path / "run.json").is_file():
+            conflict(self.path, self.info)
+            self.info["created"] = read_json(self.path / "run.json")["created"]
+        self.write_text("config.yaml", yaml.safe_dump(config.plain(self.config), sort_keys=False, allow_unicode=True))
+        self.write_json("run.json", self.info)
+
+    def clear(self) -> None:
+        """Forget an earlier run in this folder: only files of ours are deleted."""
+        for p in self.path.iterdir():
+            if p.name.startswith(("config.", "run.", "metrics.", "summary.", "tokenizer.", "log.", "checkpoint.", "model.", "best.", "events.")):
+                p.unlink()
+
+    def release(self) -> None:
+        if self._lock:
+            self._lock.release()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """A run folder for reading. Raises UserError when there is none, with the nearest one that exists."""
+        path = Path(path).expanduser()
+        if not (path / "run.json").is_file():
+            inside = [p.path for p in find(path)][:3] if path.is_dir() else []
+            hint = f"; runs in it: {', '.join(map(str, inside))}" if inside else ""
+            raise UserError(f"{path} is not a run folder{hint or f' (looked in {path.absolute()})'}")
+        info = read_json(path / "run.json")
+        return cls(path, config.build(yaml.safe_load((path / "config.yaml").read_text("utf-8"))), info)
+
+    # Small files
+
+    def write_text(self, name: str, text: str) -> None:
+        self.write(name, lambda p: p.write_text(text, "utf-8"))
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+    def write(self, name: str, save: Callable[[Path], Any]) -> None:
+        """Write by `save(temporary path)`, then rename: the file is whole or it is the old one."""
+        temporary = self.path / f".{name}.tmp"
+        try:
+            save(temporary)
+            os.replace(temporary, self.path / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Status and final numbers; `{}` before the first step."""
+        return read_json(self.path / "summary.json") if (self.path / "summary.json").is_file() else {}
+
+    @property
+    def status(self) -> str:
+        return self.summary.get("status", "running")
+
+    def update(self, **values: Any) -> None:
+        """Merge values into summary.json."""
+        self.write_json("summary.json", self.summary | values)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The logged rows; a last line that a kill cut short is left out."""
+        path, out = self.path / "metrics.jsonl", []
+        for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+            try:
+                out.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return out
+
+    # Weights and state (torch from here on)
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        import torch
+
+        self.write("checkpoint.pt", lambda p: torch.save(state, p))
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The state of the last checkpoint, on the CPU; None when there is none."""
+        import torch
+
+        path = self.path / "checkpoint.pt"
+        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else None
+
+    def save_weights(self, name: str, state: dict[str, Any], **about: Any) -> None:
+        """`name`: model or best. Shared tensors are stored once."""
+        from safetensors.torch import save_file
+
+        once = {k: v.detach().cpu().contiguous() for k, v in state.items()}
+        self.write(f"{name}.safetensors", lambda p: save_file(once, p, {k: str(v) for k, v in about.items()}))
+
+    def load_weights(self, name: str) -> dict[str, Any]:
+        """Raises UserError when the run has not got that far."""
+        from safetensors.torch import load_file
+
+        path = self.path / f"{name}.safetensors"
+        if not path.is_file():
+            raise UserError(f"{self.path} has no {path.name} yet (status {self.status})")
+        return load_file(path)
+
+
+def find(root: str | Path) -> Iterator[Run]:
+    """Every run folder at or below `root`, in order of path, unreadable ones left out; `config` is not checked again."""
+    for p in sorted(Path(root).rglob("run.json"), key=lambda p: natural(str(p))):
+        yield Run(p.parent, None, read_json(p))  # type: ignore[arg-type]
+
+
+def natural(text: str) -> list[Any]:
+    """A sort key that puts n_head=2 before n_head=16."""
+    out: list[Any] = []
+    for part in text.replace("=", " = ").split():
+        try:
+            out.append((0, float(part), ""))
+        except ValueError:
+            out.append((1, 0.0, part))
+    return out
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, json.JSONDecodeError) as e:
+        raise UserError(f"{path} cannot be read: {e}") from None
+
+
+def conflict(path: Path, info: dict[str, Any]) -> None:
+    """Raise UserError when the folder holds a run of another identity, showing the keys that differ."""
+    there = read_json(path / "run.json")
+    if there["identity"] == info["identity"]:
+        return
+    old, new = there["values"], info["values"]
+    differing = [f"{k}={old.get(k)} there, {new.get(k)} here" for k in new | old if old.get(k) != new.get(k)]
+    raise UserError(f"{path} holds another run ({'; '.join(differing[:4])}): choose name=..., or overwrite=true to replace it")
+
+
+def state_of(path: Path, cfg: Config, data_sha256: str) -> str:
+    """`new`, or the status of the run in the folder. Raises UserError on a different run, unless cfg.overwrite."""
+    if cfg.overwrite or not (path / "run.json").is_file():
+        return "new"
+    conflict(path, {"identity": identity(cfg, data_sha256), "values": values_of(cfg, data_sha256)})
+    return Run(path, cfg).status
+
+
+def values_of(cfg: Config, data_sha256: str) -> dict[str, Any]:
+    return config.identity_values(cfg) | {"data.sha256": data_sha256}
+
+
+def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
+    """The contents of run.json that do not depend on torch."""
+    return {
+        "identity": identity(cfg, data_sha256),
+        "values": values_of(cfg, data_sha256),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": " ".join(sys.argv),
+        "folder": os.getcwd(),
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in ("toymha", "torch", "hydra-core", "numpy")},
+        "machine": {"host": platform.node(), "system": platform.platform(), "cpu": platform.processor(), "cores": os.cpu_count()},
+        "git": _git(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the source tree that toymha runs from, and whether it has been changed since; None in a wheel."""
+    here = Path(__file__).parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        ask = ["git", "-C", str(here)]
+        commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5).stdout.strip()
+        dirty = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {"commit": commit, "dirty": bool(dirty.strip())} if commit else None
+
+
+__all__ = ["Run", "conflict", "find", "folder", "identity", "natural", "state_of", "STATUSES", "FINISHED"]

@@ -1,0 +1,281 @@
+"""Train one run: from its folder to its folder. `train` is the loop, top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from toymha.compose import Point
+from toymha.config import Config, UserError
+from toymha.console import Console
+from toymha.data.corpus import Corpus, check_lengths, load_corpus, random_batch
+from toymha.device import arithmetic, set_up
+from toymha.evaluate import Score, attention_statistics, evaluate, unigram_loss, windows
+from toymha.generate import sample
+from toymha.log import Log
+from toymha.model.gpt import GPT
+from toymha.optim import lr_factor, make_optimizers, set_lr
+from toymha.runs import FINISHED, Run, folder
+from toymha.seeds import stream, stream_seed
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived; `signum` says which."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Diverged(Exception):
+    """The loss is not a finite number any more."""
+
+
+class Stop:
+    """Turns the first SIGINT or SIGTERM into a note that the loop reads between steps; a second one acts at once."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+
+    def __enter__(self) -> Stop:
+        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
+
+    def _note(self, signum: int, _frame: Any) -> None:
+        if self.signum:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+    def check(self) -> None:
+        """Raises Interrupted when a signal has arrived."""
+        if self.signum:
+            raise Interrupted(self.signum)
+
+
+def train_point(point: Point, console: Console, stop: Stop) -> Run:
+    """Train, resume, or leave alone one point of a plan; `run.summary` tells how it ended.
+
+    Raises UserError for bad data or a folder in use, Interrupted, and whatever fails; each leaves its status behind.
+    """
+    c = point.config
+    corpus = load_corpus(c.data)
+    check_lengths(corpus, c.seq_len)
+    if c.vocab_size and c.vocab_size < corpus.tokenizer.vocab_size:
+        raise UserError(f"vocab_size={c.vocab_size}: the data has {corpus.tokenizer.vocab_size} symbols; leave it null")
+    device, precision = set_up(c)
+    about = {"choices": point.choices, "label": point.label, "device": str(device), "precision": precision}
+    run = Run.open(folder(c, point.label), c, corpus.sha256, about | {"threads": torch.get_num_threads()})
+    try:
+        if run.status in FINISHED:
+            console.say(f"{run.path} is {run.status} already (overwrite=true trains it anew)")
+            console.finish(run)
+        else:
+            train(run, corpus, device, precision, console, stop)
+    except (Interrupted, KeyboardInterrupt):
+        run.update(status="interrupted")
+        raise
+    except BaseException as e:
+        with contextlib.suppress(OSError):  # a full disk must not hide the first error
+            run.update(status="failed", error=f"{type(e).__name__}: {e}".splitlines()[0])
+            run.write_text("log.txt", traceback.format_exc())
+        raise
+    finally:
+        console.stop()
+        run.release()
+    return run
+
+
+def train(run: Run, corpus: Corpus, device: torch.device, precision: str, console: Console, stop: Stop) -> None:
+    """The loop. All chance is a function of (seed, step), so that only weights and moments need to be restored."""
+    c, b, tokens = run.config, run.config.budget, corpus.splits["train"].tokens
+    model = GPT(c, corpus.tokenizer.vocab_size).to(device)
+    optimizers = make_optimizers(model, c)
+    state = restore(run, model, optimizers)
+    lab = Lab(run, corpus, model, device, precision, console, stop, state)
+    forward = compiled(model, c, device, console) if c.compile else model
+    with Log(run, state["step"]) as log:
+        lab.begin(log)
+        while progress_of(c, state) < 1:
+            if stop.signum:
+                lab.checkpoint(optimizers)
+            stop.check()
+            began = time.perf_counter()
+            factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
+            set_lr(optimizers, factor)
+            x_BT, y_BT = random_batch(tokens, c.seq_len, c.batch_size, stream(c.seed, "batch", state["step"]))
+            if c.attn_dropout or c.resid_dropout:
+                torch.manual_seed(stream_seed(c.seed, "dropout", state["step"]))
+            loss = 0.0
+            for x, y in zip(x_BT.to(device).chunk(c.grad_accum), y_BT.to(device).chunk(c.grad_accum), strict=True):
+                with arithmetic(precision, device):
+                    logits = forward(x)
+                part = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) / c.grad_accum
+                part.backward()
+                loss += part.item()
+            if not math.isfinite(loss):
+                lab.diverged(f"loss {loss} at step {state['step'] + 1}, learning rate {c.optim.lr * factor:.3g}")
+                return
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            state["losses"].append(loss)
+            state["step"] += 1
+            state["seconds"] += time.perf_counter() - began
+            step, last = state["step"], progress_of(c, state) >= 1
+            console.step(step, state["seconds"], loss)
+            if step % b.log_every == 0 or last:
+                lab.log_row(log, factor, grad_norm.item())
+            if step % b.eval_every == 0 or last:
+                lab.look(log)
+            if step % (b.checkpoint_every or b.eval_every) == 0 or last:
+                lab.checkpoint(optimizers)
+        lab.finish(log)
+    console.finish(run)
+
+
+def progress_of(c: Config, state: dict[str, Any]) -> float:
+    """Share of the run that is over: of its steps, or of its minutes where those are used up sooner."""
+    by_steps = state["step"] / c.max_steps if c.max_steps else 0.0 if c.max_steps is None else 1.0
+    return max(by_steps, state["seconds"] / 60 / c.budget.minutes if c.budget.minutes else 0.0)
+
+
+def warmup_share(c: Config) -> float:
+    return c.optim.warmup / c.max_steps if c.max_steps else 0.0
+
+
+def restore(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    """The last checkpoint, loaded into model and optimizers; the rest of it is the state of the loop."""
+    saved = run.load_checkpoint()
+    if saved is None:
+        return {"step": 0, "seconds": 0.0, "losses": [], "best": None}
+    model.load_state_dict(saved.pop("model"))
+    for optimizer, moments in zip(optimizers, saved.pop("optimizers"), strict=True):
+        optimizer.load_state_dict(moments)
+    return saved
+
+
+def compiled(model: nn.Module, c: Config, device: torch.device, console: Console) -> Any:
+    """torch.compile, or the plain model and one warning where it cannot run. The weights keep their names."""
+    torch._dynamo.reset()  # each run of a sweep gets the whole limit of recompilations
+    fast = torch.compile(model)
+    try:
+        fast(torch.zeros(c.batch_size // c.grad_accum, c.seq_len, dtype=torch.long, device=device))
+    except Exception as e:
+        console.warn(f"compile=true does not work here ({str(e).strip().splitlines()[0][:120]}); going on without")
+        return model
+    return fast
+
+
+@dataclass
+class Lab:
+    """What surrounds the loop: looking, logging, saving. None of it touches weights or chance."""
+
+    run: Run
+    corpus: Corpus
+    model: GPT
+    device: torch.device
+    precision: str
+    console: Console
+    stop: Stop
+    state: dict[str, Any]  # step, seconds of training, losses since the last row, best
+
+    def begin(self, log: Log) -> None:
+        c, step = self.run.config, self.state["step"]
+        parameters = sum(p.numel() for p in self.model.parameters())
+        self.run.write_json("tokenizer.json", self.corpus.tokenizer.to_dict())
+        self.run.update(status="running", step=step, parameters=parameters)
+        if c.max_steps and c.optim.warmup >= c.max_steps:
+            self.console.warn(f"optim.warmup={c.optim.warmup} is not shorter than the run of {c.max_steps} steps")
+        if self.precision == "bf16" and self.device.type == "cpu" and c.precision == "bf16":
+            self.console.warn("precision=bf16 on a CPU is fast only where the CPU has bf16 arithmetic; precision=auto knows")
+        where = f"{self.device}, {self.precision}, {torch.get_num_threads()} threads"
+        data = f"{self.corpus.name}, {self.corpus.tokenizer.vocab_size} {self.corpus.tokenizer.kind} tokens"
+        self.console.start(self.run, f"{self.run.info['label']}: {parameters:,} parameters; {data}; {where}", step)
+        if step == 0:
+            self.look(log)
+
+    def score(self, max_tokens: int | None = None) -> Score:
+        poll = self.stop.check if max_tokens is None else lambda: None
+        with arithmetic(self.precision, self.device):
+            return evaluate(self.model, self.corpus.splits["val"], self.run.config.seq_len, max_tokens=max_tokens, poll=poll)
+
+    def look(self, log: Log) -> None:
+        """Evaluate on the fixed subset of the validation split, keep the best weights, log, write a sample."""
+        c, step = self.run.config, self.state["step"]
+        score = self.score(c.budget.eval_tokens)
+        row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
+        x_BT, _ = next(windows(self.corpus.splits["val"].tokens, c.seq_len, 2 * c.seq_len, 2))
+        row |= attention_statistics(self.model, x_BT.to(self.device))
+        if c.budget.sample_tokens and step:
+            row["sample"] = self.sample()
+        log.row(step, row)
+        log.flush()
+        best = self.state["best"]
+        if best is None or score.loss < best["loss"]:
+            self.state["best"] = {"step": step, "loss": score.loss}
+            self.run.save_weights("best", self.model.state_dict(), step=step)
+        pace = c.tokens_per_step * step / self.state["seconds"] if step else 0.0
+        self.console.evaluated(step, score, pace)
+
+    def sample(self) -> str:
+        tokenizer, c = self.corpus.tokenizer, self.run.config
+        try:
+            start = tokenizer.encode("\n")
+        except UserError:  # a text of one line
+            start = self.corpus.splits["val"].tokens[:1]
+        return tokenizer.decode(sample(self.model, [int(i) for i in start], c.budget.sample_tokens, tokenizer.vocab_size, c.seed))
+
+    def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
+        c, losses = self.run.config, self.state["losses"]
+        row = {"loss/train": sum(losses) / len(losses), "lr": c.optim.lr * factor, "grad_norm": grad_norm}
+        row["tokens_per_s"] = c.tokens_per_step * self.state["step"] / self.state["seconds"]
+        log.row(self.state["step"], row)
+        losses.clear()
+
+    def checkpoint(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        moments = [o.state_dict() for o in optimizers]
+        self.run.save_checkpoint(self.state | {"model": self.model.state_dict(), "optimizers": moments})
+        self.run.update(step=self.state["step"])
+
+    def diverged(self, error: str) -> None:
+        self.run.update(status="diverged", step=self.state["step"], error=error)
+        self.console.stop()
+
+    def finish(self, log: Log) -> None:
+        """Save the weights first; then the numbers on the whole split, of the last weights and of the best."""
+        c, step = self.run.config, self.state["step"]
+        self.run.save_weights("model", self.model.state_dict(), step=step)
+        last = self.score()
+        best_step, best = self.state["best"]["step"], last
+        if best_step != step:
+            self.model.load_state_dict(self.run.load_weights("best"))
+            best = self.score()
+            self.model.load_state_dict(self.run.load_weights("model"))
+        splits, V = self.corpus.splits, self.corpus.tokenizer.vocab_size
+        self.run.update(
+            step=step,
+            tokens_trained=step * c.tokens_per_step,
+            seconds=self.state["seconds"],
+            tokens_per_s=step * c.tokens_per_step / self.state["seconds"] if step else 0.0,
+            val=last.to_dict(),
+            best=best.to_dict() | {"step": best_step},
+            unigram_loss=unigram_loss(splits["train"], splits["val"], V),
+            sample=self.sample() if c.budget.sample_tokens else None,
+        )
+        log.final(step, last)
+        self.console.stop()
+        self.run.update(status="done")
