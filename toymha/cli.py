@@ -219,7 +219,10 @@ def data(words: list[str], flags: Flags) -> int:
         return 0
     rows = text.listing()
     head = ("data=", "here", "size", "needs", "licence", "origin")
-    columns = [head, *((r["name"], "yes" if r["here"] else "no", r["size"], r["needs"], r["licence"], r["origin"]) for r in rows)]
+    columns = [
+        head,
+        *((r["name"], "yes" if r["here"] else "no", r["size"], r["needs"], r["licence"], r["origin"]) for r in rows),
+    ]
     widths = [max(len(str(row[i])) for row in columns) for i in range(len(head) - 1)]
     for row in columns:
         print("  ".join([*(str(cell).ljust(w) for cell, w in zip(row, widths)), str(row[-1])]))
@@ -242,7 +245,9 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
-            raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {', '.join(f'{k}=' for k in known)}")
+            raise UserError(
+                f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {', '.join(f'{k}=' for k in known)}"
+            )
         values[name] = read_value(word, literal=known[name][0].metadata["text"])
     return config.build(values, spec)
 
@@ -263,7 +268,13 @@ def help_of(name: str) -> str:
     command, lines = COMMANDS[name], [f"toymha {name} key=value ...   {COMMANDS[name].about}", ""]
     if command.options is not config.Config:
         defaults = command.defaults or {}
-        return "\n".join(lines + [_key_line(k, f, hint, defaults.get(k, "required")) for k, (f, hint) in config.keys(command.options).items()])
+        return "\n".join(
+            lines
+            + [
+                _key_line(k, f, hint, defaults.get(k, "required"))
+                for k, (f, hint) in config.keys(command.options).items()
+            ]
+        )
     from toymha.compose import Composer, choices
 
     composed, made = Composer().composed({})
@@ -288,7 +299,9 @@ def help_of(name: str) -> str:
 
 
 def _key_line(name: str, f: Any, hint: Any, default: Any) -> str:
-    kind = "|".join(f.metadata["choices"]) or str(getattr(hint, "__name__", hint)).replace(" | None", "").replace("builtins.", "")
+    kind = "|".join(f.metadata["choices"]) or str(getattr(hint, "__name__", hint)).replace(" | None", "").replace(
+        "builtins.", ""
+    )
     shown = "null" if default is None else str(default).lower() if isinstance(default, bool) else default
     return f"  {name + '=' + str(shown):28} {kind:24} {f.metadata['help']}"
 
@@ -306,7 +319,7 @@ compdef _toymha toymha""",
 def completion(words: list[str], flags: Flags) -> int:
     shell = words[0].removeprefix("shell=") if words else ""
     if shell not in COMPLETION:
-        raise UserError("toymha completion shell=bash or shell=zsh; in bash: eval \"$(toymha completion shell=bash)\"")
+        raise UserError('toymha completion shell=bash or shell=zsh; in bash: eval "$(toymha completion shell=bash)"')
     print(COMPLETION[shell])
     return 0
 

@@ -10,7 +10,7 @@ import copy
 import itertools
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from toymha import config
 from toymha.config import Config, UserError, nearest
+from toymha.config import word as typed
 
 GROUPS = ("model", "data", "optim", "budget", "sweep")
 LITERAL_KEYS = {name for name, (f, _) in config.keys().items() if f.metadata.get("text")} | {"like"}
@@ -87,12 +88,8 @@ def points(words: Iterable[str], multirun: bool = False, extra: Path | None = No
 
 def sweep_axes(axes: dict[str, Any], name: str, extra: Path | None) -> list[Axis]:
     """The axes of a file in conf/sweep; a list stands for its items, text is Hydra's sweep syntax."""
-    words = [f"{k}={','.join(map(_word, v)) if isinstance(v, list) else _word(v)}" for k, v in axes.items()]
+    words = [f"{k}={','.join(map(typed, v)) if isinstance(v, list) else typed(v)}" for k, v in axes.items()]
     return [Axis(a.key, a.values, True) for a in parse(words, extra, where=f" (in conf/sweep/{name}.yaml)")]
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # Words
@@ -102,18 +99,20 @@ def parse(words: Iterable[str], extra: Path | None = None, where: str = "") -> l
     """Overrides -> axes, each key once and known. Raises UserError."""
     out: dict[str, Axis] = {}
     for word in words:
-        axis = parse_word(word, extra)
+        axis = parsetyped(word, extra)
         if axis.key in out:
             raise UserError(f"{axis.key} is given twice{where}; keep one of the two")
         out[axis.key] = axis
     return list(out.values())
 
 
-def parse_word(word: str, extra: Path | None = None) -> Axis:
+def parsetyped(word: str, extra: Path | None = None) -> Axis:
     """One override, such as `n_head=1,2,4`, -> its axis."""
-    name, equals, text = word.partition("=")
+    name, equals, _text = word.partition("=")
     if name.startswith("hydra"):
-        raise UserError(f"{word}: toymha runs sweeps itself; folders are set by output_dir= and name=, parallel runs by workers=")
+        raise UserError(
+            f"{word}: toymha runs sweeps itself; folders are set by output_dir= and name=, parallel runs by workers="
+        )
     if name[:1] in "+~":
         bare = name.lstrip("+~")
         raise UserError(f"{word}: keys cannot be added or removed; {_known(bare, extra) or f'write {bare}=...'}")
@@ -146,7 +145,9 @@ def _override(word: str) -> Override:
         return OverridesParser.create().parse_override(word)
     except HydraException:
         name = word.partition("=")[0]
-        raise UserError(f"{word}: the value cannot be read; put text with special characters in quotes: {name}='\"...\"'") from None
+        raise UserError(
+            f"{word}: the value cannot be read; put text with special characters in quotes: {name}='\"...\"'"
+        ) from None
 
 
 def _values(override: Override, word: str) -> tuple[tuple[Any, ...], bool]:
@@ -191,7 +192,9 @@ def _known(name: str, extra: Path | None) -> str | None:
 def _check_choice(group: str, value: Any, extra: Path | None) -> None:
     valid = choices(group, extra)
     if value not in valid and not (group == "sweep" and value is None):
-        raise UserError(f"{group}={value}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}")
+        raise UserError(
+            f"{group}={value}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}"
+        )
 
 
 # Composition
@@ -207,15 +210,15 @@ class Composer:
         self.defaults = Composer(extra=extra) if like else self
         self.cache: dict[tuple, tuple[dict, dict[str, str]]] = {}
 
-    def composed(self, groups: dict[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+    def composed(self, groups: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
         """Group choices -> (plain values with interpolations unresolved, the choice made in every group)."""
         cached = tuple(sorted(groups.items(), key=str))
         if cached not in self.cache:
             self.cache[cached] = self._compose(groups)
         return self.cache[cached]
 
-    def _compose(self, groups: dict[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
-        words = [f"{k}={_word(v)}" for k, v in groups.items()]
+    def _compose(self, groups: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+        words = [f"{k}={typed(v)}" for k, v in groups.items()]
         if self.extra:
             words.append(f"hydra.searchpath=[{self.extra.as_uri()}]")
         primary, before = "train", {}
@@ -229,8 +232,8 @@ class Composer:
                 composed = compose(primary, words, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(f"the configuration cannot be composed: {str(e).splitlines()[0]}") from None
-        made = {k: v for k, v in OmegaConf.to_container(composed.hydra.runtime.choices).items() if k in GROUPS and v}
-        values = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]))
+        made = {k: v for k, v in composed.hydra.runtime.choices.items() if k in GROUPS and v}
+        values: Any = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]))
         return {"sweep": None, **values}, before | made
 
     def point(self, values: dict[str, Any], swept: set[str]) -> Point:
@@ -240,11 +243,10 @@ class Composer:
         settings = {k: v for k, v in values.items() if k not in GROUPS}
         cfg = build(composed, settings)
         for k in composed["fixed"]:
-            stands_for = _get(composed, k)
-            if _get(config.plain(cfg), k) != stands_for:
-                raise UserError(
-                    f"model={made['model']} stands for {k}={_word(stands_for)}, so {k}={_word(_get(config.plain(cfg), k))} contradicts it; choose another model"
-                )
+            stands_for, asked = (typed(_get(tree, k)) for tree in (composed, config.plain(cfg)))
+            if asked != stands_for:
+                said = f"model={made['model']} stands for {k}={stands_for}, so {k}={asked} contradicts it"
+                raise UserError(f"{said}; choose another model")
         canned = {"sweep": made["sweep"]} if "sweep" in made else {}
         _, default_made = self.defaults.composed(canned)
         chosen, _ = self.defaults.composed(canned | {g: made[g] for g in GROUPS if made.get(g) != default_made.get(g)})
@@ -295,13 +297,17 @@ def _saved_config(run: str) -> dict[str, Any]:
 # Names
 
 
-def label_of(cfg: Config, chosen: dict[str, Any], made: dict[str, str], default_made: dict[str, str], named: set[str]) -> str:
+def label_of(
+    cfg: Config, chosen: dict[str, Any], made: dict[str, str], default: dict[str, str], named: set[str]
+) -> str:
     """What was named or differs from the defaults, as one folder name: groups first, then keys; `default` for neither.
 
-    `chosen`: the values of the chosen groups; `named`: keys given on the command line, groups that are swept. At most
-    120 bytes of letters, digits and `._=,+-`; a hash at the end tells apart what is lost by that.
+    `chosen`: the values of the groups that were `made` (chosen), `default`: the default choices; `named`: keys given
+    on the command line, groups that are swept. At most 120 bytes of letters, digits and `._=,+-`; a hash at the end
+    tells apart what is lost by that.
     """
-    parts = [f"{g}={made[g]}" for g in GROUPS if g in made and g != "sweep" and (g in named or made[g] != default_made.get(g))]
+    groups = [g for g in GROUPS if g in made and g != "sweep"]
+    parts = [f"{g}={made[g]}" for g in groups if g in named or made[g] != default.get(g)]
     for name, value in config.identity_values(cfg).items():
         if name != "seed" and (name in named or value != _get(chosen, name)):
             parts.append(f"{name.removeprefix('data.')}={_shown(value)}")
@@ -318,4 +324,4 @@ def _shown(value: Any) -> str:
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list):
         return "-".join(_shown(v) for v in value)
-    return Path(value).name if isinstance(value, str) else _word(value)
+    return Path(value).name if isinstance(value, str) else typed(value)

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import operator
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,15 +22,33 @@ class UserError(Exception):
     """A mistake of the user's, told in one line; the command line prints it and exits with 2."""
 
 
-def key(help: str, *, choices: Iterable[str] = (), low: float | None = None, above: float | None = None,
-        high: float | None = None, below: float | None = None, text: bool = False, identity: bool = True) -> Any:  # fmt: skip
+def key(
+    help: str,
+    *,
+    choices: Iterable[str] = (),
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    text: bool = False,
+    identity: bool = True,
+) -> Any:
     """A schema field: `low <= value <= high`, `above < value < below`.
 
     `text`: taken literally from the command line, never parsed as Hydra's grammar.
     `identity`: part of what makes two runs the same run; False for output, logging and machine keys.
     """
     return field(
-        metadata=dict(help=help, choices=tuple(choices), low=low, above=above, high=high, below=below, text=text, identity=identity)
+        metadata={
+            "help": help,
+            "choices": tuple(choices),
+            "low": low,
+            "above": above,
+            "high": high,
+            "below": below,
+            "text": text,
+            "identity": identity,
+        }
     )
 
 
@@ -52,8 +71,12 @@ class Optim:
     lr: float = key("peak learning rate of AdamW", above=0, high=10_000)
     betas: list[float] = key("AdamW's decay rates of the first and second moment")
     eps: float = key("AdamW's epsilon", above=0, below=1)
-    weight_decay: float = key("decoupled weight decay of AdamW on matrices; vectors are never decayed", low=0, below=100)
-    muon_lr: float | None = key("peak learning rate of Muon on the matrices inside blocks; only for optim=muon", above=0, high=10_000)
+    weight_decay: float = key(
+        "decoupled weight decay of AdamW on matrices; vectors are never decayed", low=0, below=100
+    )
+    muon_lr: float | None = key(
+        "peak learning rate of Muon on the matrices inside blocks; only for optim=muon", above=0, high=10_000
+    )
     muon_momentum: float | None = key("Muon's Nesterov momentum; only for optim=muon", low=0, below=1)
     muon_weight_decay: float | None = key("decoupled weight decay of Muon; only for optim=muon", low=0, below=100)
     clip: float | None = key("largest norm of the whole gradient; null for no clipping", above=0)
@@ -69,12 +92,14 @@ class Budget:
 
     steps: int | None = key("optimizer steps; 0 only evaluates the untrained model", low=0)
     tokens: int | None = key("training tokens, rounded up to whole steps", low=1)
-    minutes: float | None = key("minutes of training (a run bounded by time cannot be repeated to the bit)", above=0)
-    eval_every: int = key("steps between evaluations on the fixed validation subset; the last step is always evaluated", low=1)
+    minutes: float | None = key("minutes of training; such a run cannot be repeated to the bit", above=0)
+    eval_every: int = key("steps between evaluations on the validation subset; the last step always", low=1)
     eval_tokens: int = key("tokens of that subset (the final evaluation takes the whole split)", low=1)
     log_every: int = key("steps between logged rows", low=1, identity=False)
     checkpoint_every: int | None = key("steps between checkpoints; null: at each evaluation", low=1, identity=False)
-    sample_tokens: int = key("length of the text written at each evaluation; 0 for none", low=0, high=100_000, identity=False)
+    sample_tokens: int = key(
+        "length of the text written at each evaluation; 0 for none", low=0, high=100_000, identity=False
+    )
 
 
 @dataclass(frozen=True)
@@ -97,14 +122,14 @@ class Config:
     n_kv_head: int | None = key("G, number of key/value heads: null = n_head (MHA), 1 = MQA, in between GQA", low=1)
     head_dim: int | None = key("D, width of a query and key; null = dim / n_head", low=1, high=65536)
     v_head_dim: int | None = key("width of a value; null = head_dim", low=1, high=65536)
-    d_ff: int | None = key("hidden width of the MLP; null = 4 dim (gelu), 8/3 dim rounded up to a multiple of 8 (swiglu)", low=1)
+    d_ff: int | None = key("F, hidden width of the MLP; null = 4 dim (gelu) or 8 ceil(dim / 3) (swiglu)", low=1)
     mlp: str = key("the MLP", choices=("gelu", "swiglu"))
     norm: str = key("the normalisation", choices=("layer", "rms"))
     norm_position: str = key("normalise before (pre) or after (post) each residual sum", choices=("pre", "post"))
     pos: str = key("positions", choices=("learned", "sinusoidal", "rope", "none"))
     w_o: bool = key("output projection after the heads; false needs n_head x v_head_dim = dim")
     tied_heads: bool = key("all heads share one slice of W_q, W_k and W_v")
-    score_scale: str = key("scores are divided by the square root of this; none = not at all", choices=("head_dim", "dim", "none"))
+    score_scale: str = key("scores are divided by its square root; none = not", choices=("head_dim", "dim", "none"))
     causal: bool = key("hide the future; false lets a token see what it has to predict")
     bias: bool = key("biases in W_o, MLP and LayerNorm")
     qkv_bias: bool = key("biases in W_q, W_k and W_v")
@@ -118,16 +143,20 @@ class Config:
     grad_accum: int = key("number of micro-batches a step's batch is split into", low=1)
     seed: int = key("seeds the initial weights, the batches and dropout", low=0, high=2**32 - 1)
     precision: str = key("arithmetic: auto picks what the hardware is fast at", choices=("auto", "fp32", "bf16"))
-    data: Data = field()
-    optim: Optim = field()
-    budget: Budget = field()
-    sweep: Sweep | None = field(metadata=dict(identity=False))
+    data: Data
+    optim: Optim
+    budget: Budget
+    sweep: Sweep | None
     # Output and machine
-    name: str | None = key("folder of the run below output_dir; null = the sweep's name, or `train`", text=True, identity=False)
+    name: str | None = key(
+        "folder of the run below output_dir; null = the sweep's name, or `train`", text=True, identity=False
+    )
     output_dir: str = key("where run folders go; relative to the folder you type in", text=True, identity=False)
     overwrite: bool = key("start anew, deleting the run that is in the folder", identity=False)
     device: str = key("auto = cuda, else mps, else cpu; also cuda:1", identity=False)
-    threads: int | None = key("CPU threads of one run; null = all cores, in a sweep cores / workers", low=1, identity=False)
+    threads: int | None = key(
+        "CPU threads of one run; null = all cores, in a sweep cores / workers", low=1, identity=False
+    )
     workers: int | None = key("runs of a sweep at a time; null = one a core", low=1, high=1024, identity=False)
     compile: bool = key("torch.compile: seconds of compiling for faster steps", identity=False)
 
@@ -181,7 +210,8 @@ def check_combinations(c: Config) -> None:
     if c.pos == "sinusoidal" and c.dim % 2:
         raise UserError(f"pos=sinusoidal needs an even dim, not {c.dim}")
     if c.batch_size % c.grad_accum:
-        raise UserError(f"batch_size={c.batch_size} cannot be split into grad_accum={c.grad_accum} equal parts; {_divisors(c.batch_size)}")
+        refused = f"batch_size={c.batch_size} cannot be split into grad_accum={c.grad_accum} equal parts"
+        raise UserError(f"{refused}; {_divisors(c.batch_size)}")
     _check_data(c.data)
     _check_optim(c.optim)
     b = c.budget
@@ -191,36 +221,44 @@ def check_combinations(c: Config) -> None:
 
 def _check_heads(c: Config) -> None:
     if c.head_dim is None and c.dim % c.n_head:
-        raise UserError(
-            f"dim={c.dim} cannot be divided among n_head={c.n_head} heads; {_divisors(c.dim)}, or set head_dim (say head_dim={max(2, round(c.dim / c.n_head / 2) * 2)})"
-        )
+        free = f"or set head_dim (say head_dim={max(2, round(c.dim / c.n_head / 2) * 2)})"
+        raise UserError(f"dim={c.dim} cannot be divided among n_head={c.n_head} heads; {_divisors(c.dim)}, {free}")
     if c.n_kv_head is not None and c.n_head % c.n_kv_head:
         raise UserError(f"n_kv_head={c.n_kv_head} must divide n_head={c.n_head}; {_divisors(c.n_head)}")
     if c.tied_heads and c.n_kv_head not in (None, c.n_head):
-        raise UserError(f"tied_heads=true has one slice of W_k and W_v for all heads, so n_kv_head={c.n_kv_head} means nothing; leave it null")
+        raise UserError(
+            f"tied_heads=true has one slice of W_k and W_v for all heads; n_kv_head={c.n_kv_head} must be null"
+        )
     if not c.w_o and c.n_head * c.Dv != c.dim:
-        raise UserError(f"w_o=false adds the heads to the residual stream as they are, which needs n_head x v_head_dim = dim, but {c.n_head} x {c.Dv} is not {c.dim}")
+        widths = f"{c.n_head} x {c.Dv} is not {c.dim}"
+        raise UserError(
+            f"w_o=false adds the heads to the stream as they are: n_head x v_head_dim must be dim, but {widths}"
+        )
 
 
 def _check_data(d: Data) -> None:
-    if (d.name == "file") != (d.path is not None):
-        raise UserError("data=file needs data.path, such as data.path=corpus.txt" if d.path is None else f"data.path={d.path} needs data=file")
-    if (d.tokenizer == "bpe") != (d.vocab_size is not None):
-        raise UserError(
-            "data.tokenizer=bpe needs data.vocab_size, such as data.vocab_size=1024"
-            if d.vocab_size is None
-            else f"data.vocab_size={d.vocab_size} needs data.tokenizer=bpe; {d.tokenizer} tokens take their number from the text"
-        )
-    if len(d.split) not in (2, 3) or not all(0 <= x <= 1 for x in d.split) or d.split[0] <= 0 or d.split[1] <= 0 or abs(sum(d.split) - 1) > 1e-9:
-        raise UserError(f"data.split={d.split} must be two or three shares that add up to 1, such as [0.9,0.05,0.05] or [0.9,0.1]")
+    if d.name == "file" and d.path is None:
+        raise UserError("data=file needs data.path, such as data.path=corpus.txt")
+    if d.name != "file" and d.path is not None:
+        raise UserError(f"data.path={d.path} needs data=file")
+    if d.tokenizer == "bpe" and d.vocab_size is None:
+        raise UserError("data.tokenizer=bpe needs data.vocab_size, such as data.vocab_size=1024")
+    if d.tokenizer != "bpe" and d.vocab_size is not None:
+        raise UserError(f"data.vocab_size={d.vocab_size} needs data.tokenizer=bpe; {d.tokenizer} tokens are counted")
+    shares = d.split
+    if len(shares) not in (2, 3) or min(shares) < 0 or min(shares[:2]) == 0 or abs(sum(shares) - 1) > 1e-9:
+        raise UserError(f"data.split={shares} must be two or three shares that add up to 1, such as [0.9,0.05,0.05]")
 
 
 def _check_optim(o: Optim) -> None:
     if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
         raise UserError(f"optim.betas={o.betas} must be two numbers in [0, 1), such as [0.9,0.95]")
     for name in ("muon_lr", "muon_momentum", "muon_weight_decay"):
-        if (getattr(o, name) is not None) != (o.name == "muon"):
-            raise UserError(f"optim.{name}={getattr(o, name)} belongs to optim=muon, and this run has optim={o.name}")
+        value = getattr(o, name)
+        if value is not None and o.name != "muon":
+            raise UserError(f"optim.{name}={value} belongs to optim=muon, and this run has optim={o.name}")
+        if value is None and o.name == "muon":
+            raise UserError(f"optim=muon needs optim.{name}")
 
 
 def _divisors(n: int) -> str:
@@ -269,7 +307,9 @@ def build(values: Mapping[str, Any], cls: type = Config, prefix: str = "") -> An
         if name not in spec:
             raise UserError(f"unknown key {prefix}{name}{nearest(str(name), spec)}")
     if missing := [prefix + name for name in spec if name not in values or values[name] == "???"]:
-        raise UserError(f"{missing[0]} has no value; {spec[missing[0].removeprefix(prefix)][0].metadata.get('help', '')}")
+        raise UserError(
+            f"{missing[0]} has no value; {spec[missing[0].removeprefix(prefix)][0].metadata.get('help', '')}"
+        )
     out = {}
     for name, (f, hint) in spec.items():
         section, value = section_of(hint), values[name]
@@ -287,15 +327,21 @@ def check_value(name: str, value: Any, f: dataclasses.Field, hint: Any) -> Any:
     if value is None and nullable:
         return None
     m = f.metadata
-    shown = f"{name}={str(value).lower() if isinstance(value, bool) else 'null' if value is None else value}"
+    shown = f"{name}={word(value)}"
     if m["choices"] and value not in m["choices"]:
         raise UserError(f"{shown}: must be one of {', '.join(m['choices'])}{nearest(str(value), m['choices'])}")
     value = _convert(shown, name, value, kind, nullable)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        bounds = [(m["low"], ">=", value.__ge__), (m["above"], ">", value.__gt__), (m["high"], "<=", value.__le__), (m["below"], "<", value.__lt__)]
-        if not math.isfinite(value) or any(limit is not None and not ok(type(value)(limit)) for limit, _, ok in bounds):
-            wanted = " and ".join(f"{sign} {limit}" for limit, sign, _ in bounds if limit is not None) or "finite"
-            raise UserError(f"{shown}: must be {wanted}")
+        tests = {
+            "low": (">=", operator.ge),
+            "above": (">", operator.gt),
+            "high": ("<=", operator.le),
+            "below": ("<", operator.lt),
+        }
+        bounds = [(sign, m[b], test) for b, (sign, test) in tests.items() if m[b] is not None]
+        if not math.isfinite(value) or not all(test(value, limit) for _, limit, test in bounds):
+            wanted = " and ".join(f"{sign} {limit}" for sign, limit, _ in bounds)
+            raise UserError(f"{shown}: must be {wanted or 'finite'}")
     return value
 
 
@@ -311,14 +357,29 @@ def _convert(shown: str, name: str, value: Any, kind: Any, nullable: bool) -> An
         return str(value)
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
-    what = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", list: "a list of numbers, such as [0.9,0.1]"}
+    what = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a word",
+        list: "a list of numbers, such as [0.9,0.1]",
+    }
     hint = ""
     if origin is bool:
         yes, no = ("on", "yes", "y", "1"), ("off", "no", "n", "0")
-        hint = f"; did you mean {name}={'true' if str(value).lower() in yes else 'false'}?" if str(value).lower() in yes + no else ""
+        hint = (
+            f"; did you mean {name}={'true' if str(value).lower() in yes else 'false'}?"
+            if str(value).lower() in yes + no
+            else ""
+        )
     elif origin is int and isinstance(value, float) and value.is_integer():
         hint = f"; did you mean {name}={int(value)}?"
     raise UserError(f"{shown}: must be {what.get(origin, origin.__name__)}{' or null' if nullable else ''}{hint}")
+
+
+def word(value: Any) -> str:
+    """A value as one types it: true, false, null."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def plain(config: Any) -> dict[str, Any]:

@@ -43,7 +43,14 @@ class Console:
         self.timed = c.max_steps is None
         total = c.max_steps if c.max_steps is not None else int(60 * (c.budget.minutes or 0))
         if not self.quiet and sys.stderr.isatty():
-            self.bar = tqdm(total=total, initial=step, unit="s" if self.timed else "step", dynamic_ncols=True, leave=False, file=sys.stderr)
+            self.bar = tqdm(
+                total=total,
+                initial=step,
+                unit="s" if self.timed else "step",
+                dynamic_ncols=True,
+                leave=False,
+                file=sys.stderr,
+            )
 
     def step(self, step: int, seconds: float, loss: float) -> None:
         if self.bar is not None:
@@ -66,7 +73,9 @@ class Console:
         if s["status"] == "diverged":
             self.say(f"diverged: {s['error']}; {_kept(run)}")
             return
-        self.say(f"\ndone: {s['step']:,} steps, {s['tokens_trained']:,} tokens in {duration(s['seconds'])}, {s['tokens_per_s']:,.0f} tokens/s")
+        self.say(
+            f"\ndone: {s['step']:,} steps, {s['tokens_trained']:,} tokens in {duration(s['seconds'])}, {s['tokens_per_s']:,.0f} tokens/s"
+        )
         self.say(score_line("validation", s["val"]))
         if s["best"]["step"] != s["step"]:
             self.say(score_line(f"best, step {s['best']['step']:,}", s["best"]))
@@ -75,11 +84,17 @@ class Console:
         if s.get("sample"):
             self.say("\n" + "\n".join("    " + line for line in s["sample"].splitlines()))
         self.say(f"\ncurves      tensorboard --logdir {quote(run.config.output_dir)}")
-        self.say(f"test split  toymha eval run={quote(str(run.path))} split=test" if len(run.config.data.split) == 3 else "", )
+        self.say(
+            f"test split  toymha eval run={quote(str(run.path))} split=test" if len(run.config.data.split) == 3 else "",
+        )
 
 
 def _kept(run: Run) -> str:
-    return "the last good checkpoint is kept" if (run.path / "checkpoint.pt").is_file() else "it never reached a checkpoint"
+    return (
+        "the last good checkpoint is kept"
+        if (run.path / "checkpoint.pt").is_file()
+        else "it never reached a checkpoint"
+    )
 
 
 def score_line(what: str, s: dict[str, Any]) -> str:
@@ -101,4 +116,10 @@ def quote(path: str | Path) -> str:
     """A path as one pastes it into the shell; run folders need no quotes in bash and zsh."""
     import shlex
 
-    return str(path) if os.name == "nt" else shlex.quote(str(path)) if not str(path).isascii() or " " in str(path) else str(path)
+    return (
+        str(path)
+        if os.name == "nt"
+        else shlex.quote(str(path))
+        if not str(path).isascii() or " " in str(path)
+        else str(path)
+    )

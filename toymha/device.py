@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 import torch
 
 from toymha.config import Config, UserError, nearest
+from toymha.runs import cores
 
 
 def pick_device(name: str) -> torch.device:
@@ -18,7 +18,9 @@ def pick_device(name: str) -> torch.device:
         return torch.device(here[0])
     kind, _, index = name.partition(":")
     if kind not in ("cuda", "mps", "cpu"):
-        raise UserError(f"device={name}: must be one of auto, cuda, mps, cpu{nearest(kind, ('auto', 'cuda', 'mps', 'cpu'))}")
+        raise UserError(
+            f"device={name}: must be one of auto, cuda, mps, cpu{nearest(kind, ('auto', 'cuda', 'mps', 'cpu'))}"
+        )
     if kind not in here:
         raise UserError(f"device={name}: this machine has no {kind}; here: {', '.join(here)}")
     count = torch.cuda.device_count() if kind == "cuda" else 1
@@ -53,5 +55,5 @@ def arithmetic(precision: str, device: torch.device) -> contextlib.AbstractConte
 def set_up(c: Config) -> tuple[torch.device, str]:
     """Device and precision of this run, with its share of the CPU set."""
     device = pick_device(c.device)
-    torch.set_num_threads(c.threads or os.cpu_count() or 1)
+    torch.set_num_threads(c.threads or cores())
     return device, pick_precision(c.precision, device)

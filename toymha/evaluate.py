@@ -43,7 +43,11 @@ class Score:
         return self.loss / math.log(2) * self.tokens / self.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"ppl": self.ppl, "bits_per_char": self.bits_per_char, "bits_per_byte": self.bits_per_byte}
+        return asdict(self) | {
+            "ppl": self.ppl,
+            "bits_per_char": self.bits_per_char,
+            "bits_per_byte": self.bits_per_byte,
+        }
 
 
 def evaluate(

@@ -9,7 +9,9 @@ from toymha.evaluate import evaluating
 from toymha.seeds import stream
 
 
-def sample(model: nn.Module, prompt: list[int], length: int, vocab_size: int, seed: int, temperature: float = 0.8) -> list[int]:
+def sample(
+    model: nn.Module, prompt: list[int], length: int, vocab_size: int, seed: int, temperature: float = 0.8
+) -> list[int]:
     """`length` tokens that follow the prompt (at least one token), each below `vocab_size`. A random stream of its own.
 
     The context is the last seq_len tokens, computed anew for each token.

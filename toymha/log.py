@@ -81,7 +81,10 @@ class Log:
         self.writer.add_custom_scalars(LAYOUT)
         text = (self.run.path / "config.yaml").read_text("utf-8")
         self.writer.add_text("config", "    " + text.replace("\n", "\n    "), 0)
-        flat = {k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v) for k, v in config.identity_values(self.run.config).items()}
+        flat = {
+            k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v)
+            for k, v in config.identity_values(self.run.config).items()
+        }
         # add_hparams would make a second run; these three records belong to this run's own event file.
         for record in hparams(flat, dict.fromkeys(FINAL, 0.0)):
             self.writer._get_file_writer().add_summary(record)

@@ -24,10 +24,13 @@ def make_optimizers(model: nn.Module, c: Config) -> list[torch.optim.Optimizer]:
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": o.weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=o.lr, betas=(o.betas[0], o.betas[1]), eps=o.eps, fused=True)
+    adamw = torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=o.lr, betas=(o.betas[0], o.betas[1]), eps=o.eps, fused=True
+    )
     if not for_muon:
         return [adamw]
-    return [adamw, Muon(for_muon, lr=o.muon_lr, momentum=o.muon_momentum, weight_decay=o.muon_weight_decay)]
+    assert o.muon_lr is not None and o.muon_momentum is not None and o.muon_weight_decay is not None  # config checks
+    return [adamw, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay)]
 
 
 class Muon(torch.optim.Optimizer):
@@ -39,10 +42,10 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for p in group["params"]:
@@ -55,7 +58,8 @@ class Muon(torch.optim.Optimizer):
         for p in params:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        moments, grads = [self.state[p]["momentum"] for p in params], [p.grad for p in params]
+        moments = [self.state[p]["momentum"] for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, moments, group["momentum"])
         update_NRC = orthogonalise(torch.stack(nesterov))

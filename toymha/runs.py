@@ -96,7 +96,20 @@ class Run:
     def clear(self) -> None:
         """Forget an earlier run in this folder: only files of ours are deleted."""
         for p in self.path.iterdir():
-            if p.name.startswith(("config.", "run.", "metrics.", "summary.", "tokenizer.", "log.", "checkpoint.", "model.", "best.", "events.")):
+            if p.name.startswith(
+                (
+                    "config.",
+                    "run.",
+                    "metrics.",
+                    "summary.",
+                    "tokenizer.",
+                    "log.",
+                    "checkpoint.",
+                    "model.",
+                    "best.",
+                    "events.",
+                )
+            ):
                 p.unlink()
 
     def release(self) -> None:
@@ -120,17 +133,10 @@ class Run:
         self.write(name, lambda p: p.write_text(text, "utf-8"))
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        write_json(self.path / name, value)
 
     def write(self, name: str, save: Callable[[Path], Any]) -> None:
-        """Write by `save(temporary path)`, then rename: the file is whole or it is the old one."""
-        temporary = self.path / f".{name}.tmp"
-        try:
-            save(temporary)
-            os.replace(temporary, self.path / name)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write(self.path / name, save)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -170,11 +176,13 @@ class Run:
         return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else None
 
     def save_weights(self, name: str, state: dict[str, Any], **about: Any) -> None:
-        """`name`: model or best. Shared tensors are stored once."""
-        from safetensors.torch import save_file
+        """`name`: model or best."""
+        from safetensors.torch import save
 
-        once = {k: v.detach().cpu().contiguous() for k, v in state.items()}
-        self.write(f"{name}.safetensors", lambda p: save_file(once, p, {k: str(v) for k, v in about.items()}))
+        content = save(
+            {k: v.detach().cpu().contiguous() for k, v in state.items()}, {k: str(v) for k, v in about.items()}
+        )
+        self.write(f"{name}.safetensors", lambda p: p.write_bytes(content))
 
     def load_weights(self, name: str) -> dict[str, Any]:
         """Raises UserError when the run has not got that far."""
@@ -184,6 +192,26 @@ class Run:
         if not path.is_file():
             raise UserError(f"{self.path} has no {path.name} yet (status {self.status})")
         return load_file(path)
+
+
+def write(path: Path, save: Callable[[Path], Any]) -> None:
+    """Write by `save(temporary path)`, then rename: the file is whole or it is the old one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        save(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write(path, lambda p: p.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8"))
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find(root: str | Path) -> Iterator[Run]:
@@ -217,7 +245,9 @@ def conflict(path: Path, info: dict[str, Any]) -> None:
         return
     old, new = there["values"], info["values"]
     differing = [f"{k}={old.get(k)} there, {new.get(k)} here" for k in new | old if old.get(k) != new.get(k)]
-    raise UserError(f"{path} holds another run ({'; '.join(differing[:4])}): choose name=..., or overwrite=true to replace it")
+    raise UserError(
+        f"{path} holds another run ({'; '.join(differing[:4])}): choose name=..., or overwrite=true to replace it"
+    )
 
 
 def state_of(path: Path, cfg: Config, data_sha256: str) -> str:
@@ -240,8 +270,14 @@ def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": " ".join(sys.argv),
         "folder": os.getcwd(),
-        "versions": {"python": platform.python_version()} | {p: _version(p) for p in ("toymha", "torch", "hydra-core", "numpy")},
-        "machine": {"host": platform.node(), "system": platform.platform(), "cpu": platform.processor(), "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version()}
+        | {p: _version(p) for p in ("toymha", "torch", "hydra-core", "numpy")},
+        "machine": {
+            "host": platform.node(),
+            "system": platform.platform(),
+            "cpu": platform.processor(),
+            "cores": cores(),
+        },
         "git": _git(),
     }
 
@@ -261,10 +297,12 @@ def _git() -> dict[str, Any] | None:
     try:
         ask = ["git", "-C", str(here)]
         commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5).stdout.strip()
-        dirty = subprocess.run([*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5).stdout
+        dirty = subprocess.run(
+            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
     return {"commit": commit, "dirty": bool(dirty.strip())} if commit else None
 
 
-__all__ = ["Run", "conflict", "find", "folder", "identity", "natural", "state_of", "STATUSES", "FINISHED"]
+__all__ = ["FINISHED", "STATUSES", "Run", "conflict", "find", "folder", "identity", "natural", "state_of"]

@@ -43,11 +43,12 @@ class Diverged(Exception):
 class Stop:
     """Turns the first SIGINT or SIGTERM into a note that the loop reads between steps; a second one acts at once."""
 
-    def __init__(self) -> None:
-        self.signum = 0
+    def __init__(self, *signals: signal.Signals) -> None:
+        """`signals`: which to catch; both by default."""
+        self.signum, self.signals = 0, signals or (signal.SIGINT, signal.SIGTERM)
 
     def __enter__(self) -> Stop:
-        self.before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {s: signal.signal(s, self._note) for s in self.signals}
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -71,10 +72,7 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
     Raises UserError for bad data or a folder in use, Interrupted, and whatever fails; each leaves its status behind.
     """
     c = point.config
-    corpus = load_corpus(c.data)
-    check_lengths(corpus, c.seq_len)
-    if c.vocab_size and c.vocab_size < corpus.tokenizer.vocab_size:
-        raise UserError(f"vocab_size={c.vocab_size}: the data has {corpus.tokenizer.vocab_size} symbols; leave it null")
+    corpus = check_data(c)
     device, precision = set_up(c)
     about = {"choices": point.choices, "label": point.label, "device": str(device), "precision": precision}
     run = Run.open(folder(c, point.label), c, corpus.sha256, about | {"threads": torch.get_num_threads()})
@@ -96,6 +94,15 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
         console.stop()
         run.release()
     return run
+
+
+def check_data(c: Config) -> Corpus:
+    """The corpus of a run. Raises UserError when the text cannot be had, is too short, or has too many symbols."""
+    corpus = load_corpus(c.data)
+    check_lengths(corpus, c.seq_len)
+    if c.vocab_size and c.vocab_size < corpus.tokenizer.vocab_size:
+        raise UserError(f"vocab_size={c.vocab_size}: the data has {corpus.tokenizer.vocab_size} symbols; leave it null")
+    return corpus
 
 
 def train(run: Run, corpus: Corpus, device: torch.device, precision: str, console: Console, stop: Stop) -> None:
@@ -201,7 +208,9 @@ class Lab:
         if c.max_steps and c.optim.warmup >= c.max_steps:
             self.console.warn(f"optim.warmup={c.optim.warmup} is not shorter than the run of {c.max_steps} steps")
         if self.precision == "bf16" and self.device.type == "cpu" and c.precision == "bf16":
-            self.console.warn("precision=bf16 on a CPU is fast only where the CPU has bf16 arithmetic; precision=auto knows")
+            self.console.warn(
+                "precision=bf16 on a CPU is fast only where the CPU has bf16 arithmetic; precision=auto knows"
+            )
         where = f"{self.device}, {self.precision}, {torch.get_num_threads()} threads"
         data = f"{self.corpus.name}, {self.corpus.tokenizer.vocab_size} {self.corpus.tokenizer.kind} tokens"
         self.console.start(self.run, f"{self.run.info['label']}: {parameters:,} parameters; {data}; {where}", step)
@@ -211,7 +220,9 @@ class Lab:
     def score(self, max_tokens: int | None = None) -> Score:
         poll = self.stop.check if max_tokens is None else lambda: None
         with arithmetic(self.precision, self.device):
-            return evaluate(self.model, self.corpus.splits["val"], self.run.config.seq_len, max_tokens=max_tokens, poll=poll)
+            return evaluate(
+                self.model, self.corpus.splits["val"], self.run.config.seq_len, max_tokens=max_tokens, poll=poll
+            )
 
     def look(self, log: Log) -> None:
         """Evaluate on the fixed subset of the validation split, keep the best weights, log, write a sample."""
@@ -237,7 +248,9 @@ class Lab:
             start = tokenizer.encode("\n")
         except UserError:  # a text of one line
             start = self.corpus.splits["val"].tokens[:1]
-        return tokenizer.decode(sample(self.model, [int(i) for i in start], c.budget.sample_tokens, tokenizer.vocab_size, c.seed))
+        return tokenizer.decode(
+            sample(self.model, [int(i) for i in start], c.budget.sample_tokens, tokenizer.vocab_size, c.seed)
+        )
 
     def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
         c, losses = self.run.config, self.state["losses"]

@@ -76,8 +76,8 @@ def cut(whole: str, shares: list[float]) -> dict[str, str]:
 
 
 def check_lengths(corpus: Corpus, seq_len: int) -> None:
-    """Refuse splits without one window of `seq_len` tokens and the token after it. Raises UserError with the numbers."""
-    full_names = dict(train="training", val="validation", test="test")
+    """Refuse splits without a window of `seq_len` tokens and the token after it. Raises UserError with the numbers."""
+    full_names = {"train": "training", "val": "validation", "test": "test"}
     for name, split in corpus.splits.items():
         if (n := len(split.tokens)) < seq_len + 1:
             shortest = min(len(s.tokens) for s in corpus.splits.values())
@@ -107,7 +107,7 @@ def _split(part: str, by: Tokenizer) -> Split:
 
 def _pack(by: Tokenizer, splits: dict[str, Split]) -> bytes:
     """An .npz file: a zip, which checks its own content by CRC when it is read."""
-    meta = dict(tokenizer=by.to_dict(), counts={name: (s.chars, s.bytes) for name, s in splits.items()})
+    meta = {"tokenizer": by.to_dict(), "counts": {name: (s.chars, s.bytes) for name, s in splits.items()}}
     arrays: dict[str, Any] = {name: s.tokens.numpy() for name, s in splits.items()}
     file = io.BytesIO()
     np.savez(file, meta=np.array(json.dumps(meta)), **arrays)

@@ -80,5 +80,5 @@ def clean(markdown: str) -> str:
                 blocks.append([])
             elif line:
                 blocks[-1].append(line)
-    spoken = (b for b in blocks if b[1:] or (b and not b[0].endswith(":")))  # some speakers are left with nothing to say
+    spoken = (b for b in blocks if b[1:] or (b and not b[0].endswith(":")))  # some speakers have no words left
     return "\n\n".join(map("\n".join, spoken)) + "\n"

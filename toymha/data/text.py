@@ -67,15 +67,15 @@ def sha256(text: str) -> str:
 def listing() -> list[dict[str, Any]]:
     """One row a data set: name, title, size, licence, origin, needs (words), here (is it on this machine)."""
     return [
-        dict(
-            name=name,
-            title=s.title,
-            size=s.size,
-            licence=s.licence,
-            origin=s.origin,
-            needs=s.needs,
-            here=_is_here(name, s),
-        )
+        {
+            "name": name,
+            "title": s.title,
+            "size": s.size,
+            "licence": s.licence,
+            "origin": s.origin,
+            "needs": s.needs,
+            "here": _is_here(name, s),
+        }
         for name, s in SOURCES.items()
     ]
 
@@ -209,30 +209,30 @@ _WIKITEXT2 = {
     "test.txt": "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
 }
 _POETRY = ("chinese-poetry/chinese-poetry", "99ebbef7e1345c0985c44b9fd96a3f9e776f117b")
-_SONGCI = """
-7761bc5ef50305753ea3dcea9e1ef3164e153e3ee366169e9c5a9a7d85b21b22
-5f79a2d9011e6d414f04e51176c5d4f4c762fd784dce98b035968367b6f2ef4e
-f700d8e14df62d371dfba7ce18bf1641c304540907b26b68d356c4b6b256fe8d
-1791391a8a2ca855e133f7ea48bf0c104b3890d628ae2929f9378960a66c1427
-48c3e33bab920e17929ea08300c4c5ca72b246669ed5767e5cb985d894514150
-1e10ee4be18e225c2efa0bb8d58691ebb6d40cd83588f308d9635a37392bdadd
-8ff2b21b4e92a435f72da04fcb935a6a3498e839cde5c837ea418871f133c248
-8fe3f7ac40ab7d6c80cdd42305e848c1dc51cff26bc42b335ddfdfaccd48d1ba
-8d9c26a4aa62264d2eea853944e47a1420dd94e7465bee7c3e52cec2cf8bd653
-bd6a4d90b17ef195f32e38dfa483b0d39d671db3cdd5b462b292aac6916f26a6
-8d37b015132bf9776fb41c44d445572d2cd9bf5e250dde213596c480e5962545
-9a4f5082638f82339afbde99f1af7bae1719207f77d5516cb8f6d370c9c1d0c9
-a89094fed6b3003c171a9036052ff6a289367b4dd68d97c000b5f5e90ea2df2f
-dd51b268dec508d44a18e2d4a84edd109ff8c532b6eace4160ea88674f62515c
-9d7410bcaebc31685e3d999c6af218a3583fd8e9f57cacf640c66607121e2dbf
-5e441c85494955290138ed8561decb3f302d3628fe390cea3477e1d446039525
-d003d66c58e40fab1d2a40f17f6149eef53a126c7e54b035153ceae4fe707742
-b46b9f908b5bb0a3b4dd18f268c233a50b8b794d6ab1ec79afcb3612792f0574
-751cf8ee2a925f4957d010e6f4bf46cc9e0a90a176cfb731185ba43ecb72b14b
-c6becb6a81cc04e25564f501ff768482b6c328d976c48e2003c8b8bd94ef4612
-1dfc08051969ab2ecdfa3eea8b29bf79d3dfe9ad1133127f25f622c2b14348c2
-3344ba453ae7840339944ce29e4295b5b668d79f79210a99e6e1a58ee874dbc5
-""".split()  # of ci.song.0.json, ci.song.1000.json, ...
+_SONGCI = [
+    "7761bc5ef50305753ea3dcea9e1ef3164e153e3ee366169e9c5a9a7d85b21b22",
+    "5f79a2d9011e6d414f04e51176c5d4f4c762fd784dce98b035968367b6f2ef4e",
+    "f700d8e14df62d371dfba7ce18bf1641c304540907b26b68d356c4b6b256fe8d",
+    "1791391a8a2ca855e133f7ea48bf0c104b3890d628ae2929f9378960a66c1427",
+    "48c3e33bab920e17929ea08300c4c5ca72b246669ed5767e5cb985d894514150",
+    "1e10ee4be18e225c2efa0bb8d58691ebb6d40cd83588f308d9635a37392bdadd",
+    "8ff2b21b4e92a435f72da04fcb935a6a3498e839cde5c837ea418871f133c248",
+    "8fe3f7ac40ab7d6c80cdd42305e848c1dc51cff26bc42b335ddfdfaccd48d1ba",
+    "8d9c26a4aa62264d2eea853944e47a1420dd94e7465bee7c3e52cec2cf8bd653",
+    "bd6a4d90b17ef195f32e38dfa483b0d39d671db3cdd5b462b292aac6916f26a6",
+    "8d37b015132bf9776fb41c44d445572d2cd9bf5e250dde213596c480e5962545",
+    "9a4f5082638f82339afbde99f1af7bae1719207f77d5516cb8f6d370c9c1d0c9",
+    "a89094fed6b3003c171a9036052ff6a289367b4dd68d97c000b5f5e90ea2df2f",
+    "dd51b268dec508d44a18e2d4a84edd109ff8c532b6eace4160ea88674f62515c",
+    "9d7410bcaebc31685e3d999c6af218a3583fd8e9f57cacf640c66607121e2dbf",
+    "5e441c85494955290138ed8561decb3f302d3628fe390cea3477e1d446039525",
+    "d003d66c58e40fab1d2a40f17f6149eef53a126c7e54b035153ceae4fe707742",
+    "b46b9f908b5bb0a3b4dd18f268c233a50b8b794d6ab1ec79afcb3612792f0574",
+    "751cf8ee2a925f4957d010e6f4bf46cc9e0a90a176cfb731185ba43ecb72b14b",
+    "c6becb6a81cc04e25564f501ff768482b6c328d976c48e2003c8b8bd94ef4612",
+    "1dfc08051969ab2ecdfa3eea8b29bf79d3dfe9ad1133127f25f622c2b14348c2",
+    "3344ba453ae7840339944ce29e4295b5b668d79f79210a99e6e1a58ee874dbc5",
+]  # of ci.song.0.json, ci.song.1000.json, ...
 
 SOURCES: dict[str, Source] = {
     "shakespeare": Source(

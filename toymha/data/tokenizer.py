@@ -53,7 +53,7 @@ class CharTokenizer(Tokenizer):
         self.symbols = symbols
         self.vocab_size = len(symbols)
         self._codes = _code_points(symbols)
-        self._ids = np.full(int(self._codes[-1]) + 1, -1, np.int32)  # code point -> id, -1 where there is none
+        self._ids = np.full(int(self._codes[-1]) + 2, -1, np.int32)  # code point -> id, else -1; the last: all beyond
         self._ids[self._codes] = np.arange(self.vocab_size)
 
     @classmethod
@@ -61,17 +61,20 @@ class CharTokenizer(Tokenizer):
         """The tokenizer of a text that is not empty."""
         return cls("".join(sorted(set(text))))
 
-    def encode(self, text: str) -> np.ndarray:
-        codes = _code_points(text)
-        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
-        unknown = (ids < 0) | (codes >= len(self._ids))
-        if unknown.any():
-            symbols = [chr(c) for c in np.unique(codes[unknown])]
-            shown = ", ".join(map(repr, symbols[:10])) + (", ..." if len(symbols) > 10 else "")
-            raise UserError(
-                f"{len(symbols)} symbols have no token among the {self.vocab_size} of this vocabulary: {shown}"
-            )
-        return ids.astype(self._dtype())
+    def encode(self, text: str, block: int = 1_000_000) -> np.ndarray:
+        out: np.ndarray = np.empty(len(text), self._dtype())
+        for start in range(0, len(text), block):
+            codes = _code_points(text[start : start + block])
+            ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
+            if ids.min() < 0:
+                unknown = sorted(set(text) - set(self.symbols))
+                raise UserError(
+                    f"{len(unknown)} symbols have no token among the {self.vocab_size} of this vocabulary: "
+                    + ", ".join(map(repr, unknown[:10]))
+                    + (", ..." if len(unknown) > 10 else "")
+                )
+            out[start : start + block] = ids
+        return out
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._codes[np.asarray(ids, np.int64)].tobytes().decode("utf-32-le")

@@ -1,0 +1,223 @@
+"""Run folders -> a table: for each value of the swept keys the runs, mean, spread, and difference to the first. No torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toymha import runs, stats
+from toymha.config import UserError
+from toymha.runs import Run
+
+
+@dataclass
+class Row:
+    """All seeds of one setting."""
+
+    setting: dict[str, Any]  # swept key -> value
+    runs: list[Run] = field(default_factory=list)
+    loss: dict[int, float] = field(default_factory=dict)  # seed -> validation loss of the last weights, done runs only
+    best: dict[int, float] = field(default_factory=dict)
+    ppl: list[float] = field(default_factory=list)
+    bits: list[float] = field(default_factory=list)
+    statuses: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, run: runs.Run) -> None:
+        s = run.summary
+        seed = run.info["values"]["seed"]
+        if seed in {r.info["values"]["seed"] for r in self.runs}:
+            return  # the same run under a second name
+        self.runs.append(run)
+        status = s.get("status", "running")
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        if status == "done":
+            self.loss[seed], self.best[seed] = s["val"]["loss"], s["best"]["loss"]
+            self.ppl.append(s["val"]["ppl"])
+            self.bits.append(s["val"]["bits_per_char"])
+            if s["val"]["loss"] >= s["unigram_loss"]:
+                self.notes.append(f"seed {seed} is no better than letter frequencies")
+        elif "error" in s:
+            self.notes.append(f"seed {seed} {status}: {s['error']}")
+
+    @property
+    def parameters(self) -> int | None:
+        return next((p for r in self.runs if (p := r.summary.get("parameters"))), None)
+
+
+@dataclass
+class Table:
+    """Rows in order of the swept values; `axes`: the swept keys."""
+
+    axes: list[str]
+    rows: list[Row]
+
+    @classmethod
+    def of(cls, found: Iterable[runs.Run], axes: list[str], order: list[dict[str, Any]] = ()) -> Table:  # type: ignore[assignment]
+        """`axes`: the keys that tell the rows apart; `order`: their values as they were asked for, the first row first."""
+        rows: dict[str, Row] = {}
+        for run in found:
+            setting = {a: value_of(run, a) for a in axes}
+            rows.setdefault(json.dumps(setting), Row(setting)).add(run)
+        asked = {
+            json.dumps({a: o[a] for a in axes}): i for i, o in reversed(list(enumerate(order))) if set(axes) <= set(o)
+        }
+        return cls(
+            axes,
+            [
+                rows[k]
+                for k in sorted(
+                    rows, key=lambda k: (asked.get(k, len(asked)), [_sort_key(v) for v in rows[k].setting.values()])
+                )
+            ],
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """A flat record a row, numbers unrounded; what the data has no answer for is None."""
+        out: list[dict[str, Any]] = []
+        for row in self.rows:
+            mean, best, first = (
+                stats.estimate(list(row.loss.values())),
+                stats.estimate(list(row.best.values())),
+                self.rows[0],
+            )
+            vs = stats.paired(row.loss, first.loss) if row is not first else stats.estimate([])
+            numbers = {
+                "parameters": row.parameters,
+                "runs": len(row.runs),
+                "done": len(row.loss),
+                "val_loss": mean.mean,
+                "val_loss_std": mean.std,
+                "best_val_loss": best.mean,
+                "perplexity": stats.estimate(row.ppl).mean,
+                "bits_per_char": stats.estimate(row.bits).mean,
+                "difference": vs.mean,
+                "difference_low": vs.low,
+                "difference_high": vs.high,
+                "pairs": vs.n,
+            }
+            clean = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in numbers.items()}
+            out.append(row.setting | clean)
+        return out
+
+    def text(self) -> str:
+        """The table for a terminal, with the rule of reading below."""
+        if not self.rows:
+            return "no runs\n"
+        head = [
+            *self.axes,
+            "parameters",
+            "runs",
+            "val loss",
+            "std",
+            "best",
+            "perplexity",
+            "bits/char",
+            "loss - first row, 95 % interval",
+        ]
+        lines = [head]
+        for row, r in zip(self.rows, self.records()):
+            done = f"{r['done']}/{r['runs']}" if r["done"] < r["runs"] else str(r["runs"])
+            cells = [
+                done,
+                *(_num(r[k]) for k in ("val_loss", "val_loss_std", "best_val_loss", "perplexity", "bits_per_char")),
+            ]
+            lines.append(
+                [*map(_word, row.setting.values()), f"{r['parameters'] or 0:,}", *cells, self._difference(row, r)]
+            )
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        out = [
+            "  ".join(
+                c.rjust(w) if i >= len(self.axes) else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*out, *self._notes()]) + "\n"
+
+    def _difference(self, row: Row, r: dict[str, Any]) -> str:
+        if row is self.rows[0]:
+            return "the first"
+        if r["difference"] is None:
+            return "no pairs"
+        if r["difference_low"] is None:
+            return f"{r['difference']:+.4f} (one seed: no interval)"
+        mark = "" if r["difference_low"] <= 0 <= r["difference_high"] else " *"
+        return f"{r['difference']:+.4f} [{r['difference_low']:+.4f}, {r['difference_high']:+.4f}]{mark}"
+
+    def _notes(self) -> list[str]:
+        out = [
+            "loss in nats a token on the whole validation split, last weights; best: of the best evaluation; * the interval excludes 0"
+        ]
+        for row in self.rows:
+            label = ", ".join(f"{k}={_word(v)}" for k, v in row.setting.items())
+            unfinished = ", ".join(f"{n} {s}" for s, n in sorted(row.statuses.items()) if s != "done")
+            if unfinished:
+                out.append(f"{label or 'runs'}: {unfinished} (not in the means)")
+            out += [f"{label}: {note}" for note in row.notes]
+        if (
+            len({value_of(r, "data.sha256") for row in self.rows for r in row.runs}) > 1
+            or len({value_of(r, "data.tokenizer") for row in self.rows for r in row.runs}) > 1
+        ):
+            out.append(
+                "warning: these runs have different texts or tokenizers: compare bits/char, not loss or perplexity"
+            )
+        return out
+
+    def write(self, folder: Path) -> None:
+        """table.csv and table.json in the folder of the runs."""
+        records = self.records()
+        text = io.StringIO()
+        if records:
+            writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+        for name, content in (("table.csv", text.getvalue()), ("table.json", json.dumps(records, indent=1) + "\n")):
+            temporary = folder / f".{name}.tmp"
+            temporary.write_text(content, "utf-8")
+            os.replace(temporary, folder / name)
+
+
+def load_table(folder: str) -> Table:
+    """The table of all runs in or below a folder. Raises UserError where there are none."""
+    path = Path(folder).expanduser()
+    found = list(runs.find(path)) if path.is_dir() else []
+    if not found:
+        raise UserError(f"no runs in {path} (looked in {path.absolute()})")
+    sweep = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {"axes": [], "order": []}
+    cells = {json.dumps([value_of(r, a) for a in [*sweep["axes"], "seed"]]) for r in found}
+    axes = sweep["axes"] if len(cells) == len(found) else differing(found)
+    return Table.of(found, axes, sweep["order"])
+
+
+def differing(found: list[runs.Run]) -> list[str]:
+    """Keys that take several values among the runs, but for the seed; the text itself counts as data.name."""
+    keys = [k for k in found[0].info["values"] if k != "seed"]
+    out = [k for k in keys if len({json.dumps(value_of(r, k)) for r in found}) > 1]
+    if "data.name" in out or "data.path" in out:
+        out = [k for k in out if k != "data.sha256"]
+    return out
+
+
+def value_of(run: runs.Run, key: str) -> Any:
+    """A key's value in this run; a group (`model`) has the name of the chosen file."""
+    return run.info["choices"].get(key) if key in ("model", "data", "optim", "budget") else run.info["values"].get(key)
+
+
+def _sort_key(value: Any) -> tuple[int, float, str]:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (1, float(value), "") if number else (0 if value is None else 2, 0.0, str(value))
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _num(value: float | None) -> str:
+    return "-" if value is None else "inf" if math.isinf(value) else f"{value:.4f}"

@@ -1,0 +1,45 @@
+"""`toymha eval`: the weights of a run folder on a whole split of its own text, or of another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from toymha import runs
+from toymha.compose import Composer
+from toymha.config import Data, UserError, build
+from toymha.console import score_line
+from toymha.data import tokenizer
+from toymha.data.corpus import check_lengths, load_corpus
+from toymha.device import arithmetic, set_up
+from toymha.evaluate import evaluate
+from toymha.model.gpt import GPT
+
+
+def score_run(o: Any) -> str:
+    """`o`: cli.EvalOptions. Raises UserError where run, weights, split or data are not there."""
+    run = runs.Run.load(o.run)
+    c = dataclasses.replace(run.config, device=o.device, threads=o.threads)
+    own = tokenizer.from_dict(runs.read_json(run.path / "tokenizer.json"))
+    device, precision = set_up(dataclasses.replace(c, precision=run.info["precision"]))
+    data = c.data if o.data is None else other_data(o, c.data)
+    corpus = load_corpus(data, own)
+    if o.data is None and corpus.sha256 != run.info["values"]["data.sha256"]:
+        raise UserError(
+            f"the text of data={data.name} has changed since this run was trained; name it with data=... to score it all the same"
+        )
+    check_lengths(corpus, c.seq_len)
+    if o.split not in corpus.splits:
+        raise UserError(f"split={o.split}: data.split={data.split} has no test text; here: {', '.join(corpus.splits)}")
+    model = GPT(c, own.vocab_size).to(device)
+    model.load_state_dict(run.load_weights({"last": "model", "best": "best"}[o.weights]))
+    with arithmetic(precision, device):
+        score = evaluate(model, corpus.splits[o.split], c.seq_len)
+    about = f"{run.path}, {o.weights} weights, {corpus.name} {o.split} split, {device}, {precision}"
+    return f"{about}\n{score_line(o.split, score.to_dict())}   {score.bits_per_byte:.4f} bits/byte"
+
+
+def other_data(o: Any, own: Data) -> Data:
+    """Another text, cut by its own rule, in this run's tokens."""
+    values = Composer().composed({"data": o.data})[0]["data"]
+    return build({**values, "path": o.path, "tokenizer": own.tokenizer, "vocab_size": own.vocab_size}, Data, "data.")

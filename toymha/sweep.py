@@ -1,0 +1,285 @@
+"""Many runs: what is to be done, doing it in parallel, saying how it went."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from toymha import cost, runs
+from toymha.compose import Point
+from toymha.config import Data, UserError
+from toymha.console import Console, duration, quote
+from toymha.data import text
+from toymha.report import Table
+
+FAILED = ("failed", "diverged")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A point, where it goes, how far it is, and how many parameters it has."""
+
+    point: Point
+    path: Path
+    state: str
+    parameters: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.point.label}/seed={self.point.config.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs of a sweep, in the order they were asked for."""
+
+    jobs: list[Job]
+
+    @property
+    def todo(self) -> list[Job]:
+        return [j for j in self.jobs if j.state not in runs.FINISHED]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds all of them."""
+        return self.jobs[0].path.parent.parent
+
+    def text(self) -> str:
+        """One line a setting: its name, parameters, and how many of its seeds are where."""
+        by_label: dict[str, list[Job]] = {}
+        for j in self.jobs:
+            by_label.setdefault(j.point.label, []).append(j)
+        width = max(map(len, by_label))
+        skip = len(self.jobs) - len(self.todo)
+        lines = [f"{len(self.jobs)} runs in {self.folder}: {len(self.todo)} to train, {skip} finished already"]
+        for label, jobs in by_label.items():
+            states = [j.state for j in jobs]
+            seeds = ",".join(str(j.point.config.seed) for j in jobs)
+            found = ", ".join(f"{states.count(s)} {s}" for s in ("new", *runs.STATUSES) if s in states)
+            lines.append(f"  {label.ljust(width)}  {jobs[0].parameters:>11,} parameters  seed={seeds}  {found}")
+        return "\n".join(lines) + "\n"
+
+
+def make_plan(points: list[Point]) -> Plan:
+    """Look at the data and at each run folder. Raises UserError for missing data or a folder that holds another run."""
+    read: dict[tuple, tuple[str, int]] = {}
+
+    def known(d: Data) -> tuple[str, int]:
+        which = (d.name, d.path, d.tokenizer, d.vocab_size)
+        if which not in read:
+            whole = text.read_text(d)
+            read[which] = (
+                text.sha256(whole),
+                {"byte": 256, "bpe": d.vocab_size or 0}.get(d.tokenizer) or len(set(whole)),
+            )
+        return read[which]
+
+    jobs = []
+    for p in points:
+        sha256, vocab_size = known(p.config.data)
+        path = runs.folder(p.config, p.label)
+        parameters = sum(cost.parameters(p.config, vocab_size).values())
+        jobs.append(Job(p, path, runs.state_of(path, p.config, sha256), parameters))
+    return Plan(jobs)
+
+
+def run_sweep(points: list[Point]) -> int:
+    """Train what is not finished. The exit status: 0 all done, 1 some failed or diverged, 128 + signal when stopped."""
+    plan = make_plan(points)
+    print(plan.text(), flush=True)
+    c = points[0].config
+    n = min(c.workers or runs.cores(), max(1, len(plan.todo)))
+    threads = c.threads or max(1, runs.cores() // (c.workers or runs.cores()))
+    todo = [
+        dataclasses.replace(j.point, config=dataclasses.replace(j.point.config, threads=threads)) for j in plan.todo
+    ]
+    stopped = 0
+    if todo:
+        print(f"{n} at a time, {threads} thread{'s' * (threads > 1)} each", flush=True)
+        stopped = _train_all(plan, todo, n)
+    return finish(plan, stopped)
+
+
+def _train_all(plan: Plan, todo: list[Point], n: int) -> int:
+    """Run them all, a line for each that ends. Returns the signal that stopped the sweep, or 0."""
+    from toymha.train import Stop, check_data
+
+    with Stop() as stop:
+        outcomes = Pool(n, stop).outcomes(todo) if n > 1 else in_process(todo, stop)
+        for c in {(repr(p.config.data), p.config.seq_len, p.config.vocab_size): p.config for p in todo}.values():
+            check_data(c)  # before the first run starts; it also fills the cache that the workers read
+        bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
+        with bar:
+            for k, (point, outcome, seconds) in enumerate(outcomes, 1):
+                tqdm.write(
+                    f"[{k:>{len(str(len(todo)))}}/{len(todo)}] {point.label}/seed={point.config.seed}  {outcome}  {duration(seconds)}"
+                )
+                bar.update()
+        return stop.signum
+
+
+def outcome_of(point: Point) -> str:
+    s = runs.Run(runs.folder(point.config, point.label), point.config).summary
+    if s.get("status") == "done":
+        return f"validation loss {s['val']['loss']:.4f}  perplexity {s['val']['ppl']:.3f}"
+    return f"{s.get('status', 'not started')} {s.get('error', '')}".rstrip()
+
+
+def train_quietly(point: Point, stop: Any) -> str:
+    """One run of a sweep, in whichever process: what came of it, in one line. Its own log has the traceback."""
+    from toymha.train import Interrupted, train_point
+
+    try:
+        train_point(point, Console(quiet=True), stop)
+    except (Interrupted, KeyboardInterrupt):
+        return "interrupted"
+    except UserError as e:
+        return f"failed: {e}"
+    except BaseException as e:  # also SystemExit: one run must not end the others
+        return f"failed: {type(e).__name__}: {e}".splitlines()[0]
+    return outcome_of(point)
+
+
+def in_process(todo: list[Point], stop: Any) -> Iterator[tuple[Point, str, float]]:
+    for point in todo:
+        began = time.perf_counter()
+        yield point, train_quietly(point, stop), time.perf_counter() - began
+        if stop.signum:
+            return
+
+
+# Worker processes
+
+
+def worker(pipe: Connection) -> None:
+    """Train what comes through the pipe, one after the other, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on as SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from toymha.train import Stop
+
+    with suppress(EOFError, OSError):
+        while True:
+            point = pipe.recv()
+            with Stop(signal.SIGTERM) as stop:
+                outcome = train_quietly(point, stop)
+            pipe.send(outcome)
+            if stop.signum:
+                return
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed stops at its next step, as by SIGTERM, so that its folder is free."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Pool:
+    """n processes that keep torch imported. One that dies takes its run with it and no other, and is replaced."""
+
+    def __init__(self, n: int, stop: Any) -> None:
+        self.n, self.stop = n, stop
+        self.context = multiprocessing.get_context("spawn")
+
+    def _start(self) -> tuple[Connection, Any]:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=worker, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        return ours, process
+
+    def outcomes(self, todo: list[Point]) -> Iterator[tuple[Point, str, float]]:
+        """(point, what came of it, seconds) as they end. After a signal, those under way are stopped and told of too."""
+        queue = list(todo)
+        busy: dict[Connection, tuple[Any, Point, float]] = {}
+        idle = [self._start() for _ in range(min(self.n, len(queue)))]
+        try:
+            while (queue and not self.stop.signum) or busy:
+                while idle and queue and not self.stop.signum:
+                    pipe, process = idle.pop()
+                    point = queue.pop(0)
+                    pipe.send(point)
+                    busy[pipe] = (process, point, time.perf_counter())
+                if self.stop.signum:
+                    self._terminate(process for process, _, _ in busy.values())
+                ready = wait(list(busy), timeout=0.2)
+                for pipe in [p for p in busy if p in ready]:
+                    process, point, began = busy.pop(pipe)
+                    try:
+                        outcome = pipe.recv()
+                        idle.append((pipe, process))
+                    except (EOFError, OSError):
+                        process.join()
+                        outcome = self._died(point, process.exitcode)
+                        if queue:
+                            idle.append(self._start())
+                    yield point, outcome, time.perf_counter() - began
+        finally:
+            for pipe, _ in idle:
+                pipe.close()
+            for process in [p for _, p in idle] + [p for p, _, _ in busy.values()]:
+                process.join(timeout=2)
+                if process.is_alive():
+                    process.kill()
+
+    terminated = False
+
+    def _terminate(self, processes: Iterator[Any]) -> None:
+        if not self.terminated:
+            self.terminated = True
+            for process in processes:
+                process.terminate()
+
+    def _died(self, point: Point, exitcode: int) -> str:
+        if self.stop.signum:
+            return "interrupted"
+        how = f"signal {-exitcode}" if exitcode < 0 else f"exit status {exitcode}"
+        error = f"its process died ({how}{', perhaps out of memory' if exitcode == -9 else ''})"
+        run = runs.Run(runs.folder(point.config, point.label), point.config)
+        if run.path.is_dir():
+            run.update(status="failed", error=error)
+        return f"failed: {error}"
+
+
+# The end
+
+
+def finish(plan: Plan, stopped: int) -> int:
+    """The table, the files beside the runs, what to type next."""
+    found = [
+        runs.Run(j.path, j.point.config, runs.read_json(j.path / "run.json"))
+        for j in plan.jobs
+        if (j.path / "run.json").is_file()
+    ]
+    axes = [a for a in plan.jobs[0].point.swept if a not in ("seed", "sweep")]
+    if found:
+        table = Table.of(found, axes, [j.point.swept for j in plan.jobs])
+        print("\n" + table.text())
+        table.write(plan.folder)
+        runs.write_json(plan.folder / "sweep.json", {"axes": axes, "order": [j.point.swept for j in plan.jobs]})
+    bad = [(j, s) for j in plan.jobs if (s := runs.Run(j.path, j.point.config).summary).get("status") in FAILED]
+    for j, s in bad:
+        log = f"; see {j.path / 'log.txt'}" if (j.path / "log.txt").is_file() else ""
+        print(f"{s['status']}: {j.title}: {s.get('error', '')}{log}")
+    print(f"curves  tensorboard --logdir {quote(plan.jobs[0].point.config.output_dir)}")
+    print(f"again   toymha report run={quote(plan.folder)}")
+    if stopped:
+        print("toymha: interrupted; the same command goes on from here", file=sys.stderr)
+        return 128 + stopped
+    missing = any(runs.Run(j.path, j.point.config).status != "done" for j in plan.jobs)
+    return 1 if bad or missing else 0
