@@ -245,9 +245,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
-            raise UserError(
-                f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {', '.join(f'{k}=' for k in known)}"
-            )
+            valid = ", ".join(f"{k}=" for k in known)
+            raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {valid}")
         values[name] = read_value(word, literal=known[name][0].metadata["text"])
     return config.build(values, spec)
 
@@ -278,8 +277,13 @@ def help_of(name: str) -> str:
     from toymha.compose import Composer, choices
 
     composed, made = Composer().composed({})
-    lines += ["-m                   several values: n_head=1,2,4 or seed=range(5); one run each", "--cfg                print the configuration and stop",
-              "--config-dir DIR     a folder of your own model/*.yaml, data/*.yaml, sweep/*.yaml ...", "", "Groups: one file of settings each"]  # fmt: skip
+    lines += [
+        "-m                 several values, such as n_head=1,2,4 or seed=range(5): one run each",
+        "--cfg              print the configuration and stop",
+        "--config-dir DIR   a folder of your own model/*.yaml, data/*.yaml, sweep/*.yaml ...",
+        "",
+        "Groups: one file of settings each",
+    ]
     for group in GROUPS:
         lines.append(f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group))}")
     lines.append(f"  {'like=':10} {'none':12} a finished run folder whose settings take the place of the defaults")
@@ -309,9 +313,17 @@ def _key_line(name: str, f: Any, hint: Any, default: Any) -> str:
 # Completion
 
 COMPLETION = {
-    "bash": """_toymha() { local IFS=$'\\n'; COMPREPLY=($(toymha _complete "${COMP_LINE:0:COMP_POINT}")); [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace; }
+    "bash": r"""_toymha() {
+  local IFS=$'\n'
+  COMPREPLY=($(toymha _complete "${COMP_LINE:0:COMP_POINT}"))
+  [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
+}
 complete -o default -F _toymha toymha""",
-    "zsh": """_toymha() { local -a out; out=(${(f)"$(toymha _complete "$LBUFFER")"}); compadd -Q -S '' -- $out || _files }
+    "zsh": r"""_toymha() {
+  local -a out
+  out=(${(f)"$(toymha _complete "$LBUFFER")"})
+  compadd -Q -S '' -- $out || _files
+}
 compdef _toymha toymha""",
 }
 
@@ -361,11 +373,16 @@ COMMANDS = {
     "train": Command("train one model, or many (-m, sweep=NAME)", train, config.Config),
     "plan": Command("say what `train` would do, and what is done already", plan, config.Config),
     "report": Command("the table of a folder of runs", report, ReportOptions, {}),
-    "eval": Command("score a trained run on a whole split", evaluate, EvalOptions, {"split": "val", "weights": "last", "data": None, "path": None, "device": "auto", "threads": None}),
+    "eval": Command(
+        "score a trained run on a whole split",
+        evaluate,
+        EvalOptions,
+        {"split": "val", "weights": "last", "data": None, "path": None, "device": "auto", "threads": None},
+    ),
     "data": Command("list the data sets, or fetch one", data, DataOptions, {"fetch": None}),
     "completion": Command("tab completion: shell=bash or shell=zsh", completion, DataOptions, {}),
     "version": Command("print the version", version, DataOptions, {}),
-}  # fmt: skip
+}
 
 
 if __name__ == "__main__":

@@ -232,7 +232,7 @@ class Composer:
                 composed = compose(primary, words, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(f"the configuration cannot be composed: {str(e).splitlines()[0]}") from None
-        made = {k: v for k, v in composed.hydra.runtime.choices.items() if k in GROUPS and v}
+        made: dict[str, str] = {k: v for k in GROUPS if (v := composed.hydra.runtime.choices.get(k))}
         values: Any = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]))
         return {"sweep": None, **values}, before | made
 

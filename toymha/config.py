@@ -111,7 +111,7 @@ class Sweep:
     axes: dict = key("the swept keys, each with its values in Hydra's sweep syntax: '1,2,4', 'range(3)', a list")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """One training run. Derived sizes are properties; values left null stay null."""
 
@@ -318,6 +318,14 @@ def build(values: Mapping[str, Any], cls: type = Config, prefix: str = "") -> An
         else:
             out[name] = check_value(prefix + name, value, f, hint)
     return cls(**out)
+
+
+BOUNDS = (
+    ("low", ">=", operator.ge),
+    ("above", ">", operator.gt),
+    ("high", "<=", operator.le),
+    ("below", "<", operator.lt),
+)
 
 
 def check_value(name: str, value: Any, f: dataclasses.Field, hint: Any) -> Any:

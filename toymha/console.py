@@ -74,13 +74,14 @@ class Console:
             self.say(f"diverged: {s['error']}; {_kept(run)}")
             return
         self.say(
-            f"\ndone: {s['step']:,} steps, {s['tokens_trained']:,} tokens in {duration(s['seconds'])}, {s['tokens_per_s']:,.0f} tokens/s"
+            f"\ndone: {s['step']:,} steps, {s['tokens_trained']:,} tokens in {duration(s['seconds'])}, "
+            f"{s['tokens_per_s']:,.0f} tokens/s"
         )
         self.say(score_line("validation", s["val"]))
         if s["best"]["step"] != s["step"]:
             self.say(score_line(f"best, step {s['best']['step']:,}", s["best"]))
-        self.say(f"{'without context':18} loss {s['unigram_loss']:.4f} nats (letter frequencies alone)" if s["val"]["loss"] < s["unigram_loss"]
-                 else f"warning: not better than the {s['unigram_loss']:.4f} nats of letter frequencies alone")  # fmt: skip
+        warning = "" if s["val"]["loss"] < s["unigram_loss"] else "; this run is no better"
+        self.say(f"{'frequencies alone':18} loss {s['unigram_loss']:.4f} nats (a model without context){warning}")
         if s.get("sample"):
             self.say("\n" + "\n".join("    " + line for line in s["sample"].splitlines()))
         self.say(f"\ncurves      tensorboard --logdir {quote(run.config.output_dir)}")

@@ -119,7 +119,7 @@ def unigram_loss(train: Split, split: Split, vocab_size: int) -> float:
 
 
 def attention_statistics(model: nn.Module, x_BT: Tensor) -> dict[str, float]:
-    """By layer: standard deviation of the visible scores, mean entropy of the pattern's rows in nats. Evaluation mode."""
+    """By layer: standard deviation of the visible scores, and mean entropy of the pattern's rows in nats."""
     out: dict[str, float] = {}
 
     def on_scores(layer: int) -> Callable[..., None]:

@@ -34,14 +34,17 @@ FINAL = {"final/loss_val": "loss", "final/ppl_val": "ppl", "final/bits_per_char"
 class Log:
     """`log.row(step, {tag: number or text})`. A context manager: whatever happens, the rows reach the disk."""
 
-    def __init__(self, run: Run, resume_step: int) -> None:
-        """Keeps the rows up to `resume_step`, drops later ones."""
+    def __init__(self, run: Run, step: int) -> None:
+        """Keeps the rows up to `step`, where the run goes on. What is done again is dropped: all of a run at step 0,
+        and the final numbers."""
         self.run = run
-        rows = [r for r in run.rows() if r["step"] <= resume_step]
+        rows = [r for r in run.rows() if r["step"] <= step and step and not FINAL.keys() <= r.keys()]
         run.write_text("metrics.jsonl", "".join(dumps(r) for r in rows))
         for old in run.path.glob("events.out.tfevents*"):
             old.unlink()
-        self.file = open(run.path / "metrics.jsonl", "a", encoding="utf-8")
+        self.file = open(  # noqa: SIM115 (closed in __exit__)
+            run.path / "metrics.jsonl", "a", encoding="utf-8"
+        )
         self.writer = SummaryWriter(str(run.path), max_queue=1000)
         self._head()
         for r in rows:

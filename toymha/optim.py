@@ -13,7 +13,7 @@ from toymha.config import Config, Optim
 
 
 def make_optimizers(model: nn.Module, c: Config) -> list[torch.optim.Optimizer]:
-    """Each parameter in exactly one group: matrices are decayed, vectors are not; Muon takes the matrices inside blocks."""
+    """Each parameter in exactly one group: matrices are decayed, vectors not; Muon takes the matrices inside blocks."""
     o = c.optim
     named = {id(p): (name, p) for name, p in model.named_parameters()}  # a tied tensor once
     inside = [p for name, p in named.values() if name.startswith("blocks.") and p.ndim == 2]
@@ -86,8 +86,8 @@ def orthogonalise(m_NRC: Tensor) -> Tensor:
 def lr_factor(o: Optim, step: int, progress: float, warmup_progress: float) -> float:
     """What the peak learning rates are multiplied by at this step, in [0, 1].
 
-    `step` counts from 0; `progress` is the share of the run that is over, in [0, 1]; `warmup_progress` the share at which
-    warm-up ends. Linear warm-up over `o.warmup` steps (its first step is not zero), then the peak until `o.hold`,
+    `step` counts from 0; `progress` is the share of the run that is over, in [0, 1]; `warmup_progress` the share at
+    which warm-up ends. Linear warm-up over `o.warmup` steps (its first step is not zero), then the peak until `o.hold`,
     then down to `o.min_lr` at the end.
     """
     warm = min(1.0, (step + 1) / (o.warmup + 1))

@@ -1,4 +1,4 @@
-"""Run folders -> a table: for each value of the swept keys the runs, mean, spread, and difference to the first. No torch."""
+"""Run folders -> a table: for each swept value the runs, mean, spread, and difference to the first. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class Table:
     rows: list[Row]
 
     @classmethod
-    def of(cls, found: Iterable[runs.Run], axes: list[str], order: list[dict[str, Any]] = ()) -> Table:  # type: ignore[assignment]
-        """`axes`: the keys that tell the rows apart; `order`: their values as they were asked for, the first row first."""
+    def of(cls, found: Iterable[Run], axes: list[str], order: Sequence[dict[str, Any]] = ()) -> Table:
+        """`axes`: the keys that tell the rows apart; `order`: their values in the order they were asked for."""
         rows: dict[str, Row] = {}
         for run in found:
             setting = {a: value_of(run, a) for a in axes}
@@ -152,9 +152,7 @@ class Table:
         return f"{r['difference']:+.4f} [{r['difference_low']:+.4f}, {r['difference_high']:+.4f}]{mark}"
 
     def _notes(self) -> list[str]:
-        out = [
-            "loss in nats a token on the whole validation split, last weights; best: of the best evaluation; * the interval excludes 0"
-        ]
+        out = ["val loss: nats a token, whole split, last weights; best: of the best evaluation; *: excludes 0"]
         for row in self.rows:
             label = ", ".join(f"{k}={_word(v)}" for k, v in row.setting.items())
             unfinished = ", ".join(f"{n} {s}" for s, n in sorted(row.statuses.items()) if s != "done")

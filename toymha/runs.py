@@ -215,7 +215,7 @@ def cores() -> int:
 
 
 def find(root: str | Path) -> Iterator[Run]:
-    """Every run folder at or below `root`, in order of path, unreadable ones left out; `config` is not checked again."""
+    """Every run folder at or below `root`, in order of path; its `config` is left out."""
     for p in sorted(Path(root).rglob("run.json"), key=lambda p: natural(str(p))):
         yield Run(p.parent, None, read_json(p))  # type: ignore[arg-type]
 

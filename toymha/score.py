@@ -26,7 +26,7 @@ def score_run(o: Any) -> str:
     corpus = load_corpus(data, own)
     if o.data is None and corpus.sha256 != run.info["values"]["data.sha256"]:
         raise UserError(
-            f"the text of data={data.name} has changed since this run was trained; name it with data=... to score it all the same"
+            f"the text of data={data.name} has changed since the run was trained; data={data.name} scores the new one"
         )
     check_lengths(corpus, c.seq_len)
     if o.split not in corpus.splits:

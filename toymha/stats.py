@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over n seeds with its standard deviation (n - 1) and half-width of the interval; nan where n is too small."""
+    """A mean over n seeds, its standard deviation (n - 1), half the width of its interval; nan where n is too small."""
 
     mean: float
     std: float

@@ -124,9 +124,8 @@ def _train_all(plan: Plan, todo: list[Point], n: int) -> int:
         bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
         with bar:
             for k, (point, outcome, seconds) in enumerate(outcomes, 1):
-                tqdm.write(
-                    f"[{k:>{len(str(len(todo)))}}/{len(todo)}] {point.label}/seed={point.config.seed}  {outcome}  {duration(seconds)}"
-                )
+                count = f"[{k:>{len(str(len(todo)))}}/{len(todo)}]"
+                tqdm.write(f"{count} {point.label}/seed={point.config.seed}  {outcome}  {duration(seconds)}")
                 bar.update()
         return stop.signum
 
@@ -204,7 +203,7 @@ class Pool:
         return ours, process
 
     def outcomes(self, todo: list[Point]) -> Iterator[tuple[Point, str, float]]:
-        """(point, what came of it, seconds) as they end. After a signal, those under way are stopped and told of too."""
+        """(point, what came of it, seconds) as they end. A signal stops those under way, which are told of too."""
         queue = list(todo)
         busy: dict[Connection, tuple[Any, Point, float]] = {}
         idle = [self._start() for _ in range(min(self.n, len(queue)))]

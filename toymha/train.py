@@ -245,12 +245,10 @@ class Lab:
     def sample(self) -> str:
         tokenizer, c = self.corpus.tokenizer, self.run.config
         try:
-            start = tokenizer.encode("\n")
+            start = [int(i) for i in tokenizer.encode("\n")]
         except UserError:  # a text of one line
-            start = self.corpus.splits["val"].tokens[:1]
-        return tokenizer.decode(
-            sample(self.model, [int(i) for i in start], c.budget.sample_tokens, tokenizer.vocab_size, c.seed)
-        )
+            start = self.corpus.splits["val"].tokens[:1].tolist()
+        return tokenizer.decode(sample(self.model, start, c.budget.sample_tokens, tokenizer.vocab_size, c.seed))
 
     def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
         c, losses = self.run.config, self.state["losses"]

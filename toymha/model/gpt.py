@@ -15,7 +15,7 @@ from toymha.seeds import stream
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each added to the residual stream; normalised before (Radford 2019) or after (Vaswani 2017)."""
+    """Attention, then MLP, each added to the residual stream, with the norm before (pre) or after the sum (post)."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -56,13 +56,16 @@ class GPT(nn.Module):
         self.initialise(c)
 
     def make_tables(self, c: Config) -> None:
-        """Fixed tables of positions; buffers, so that they follow the model to its device, and not part of the weights."""
+        """Fixed tables of positions, as buffers, so that they follow the model to its device; they are no weights."""
+        self.sinusoid_TC: Tensor
+        self.cos_TD: Tensor
+        self.sin_TD: Tensor
         if c.pos == "sinusoidal":
             self.register_buffer("sinusoid_TC", sinusoid_table(c.seq_len, c.dim), persistent=False)
         if c.pos == "rope":
             cos_TD, sin_TD = rotary_tables(c.seq_len, c.D)
-            self.register_buffer("rope_cos_TD", cos_TD, persistent=False)
-            self.register_buffer("rope_sin_TD", sin_TD, persistent=False)
+            self.register_buffer("cos_TD", cos_TD, persistent=False)
+            self.register_buffer("sin_TD", sin_TD, persistent=False)
 
     @torch.no_grad()
     def initialise(self, c: Config) -> None:
@@ -95,7 +98,7 @@ class GPT(nn.Module):
             x_BTC = x_BTC + self.embed_pos.weight[:T]
         elif self.pos == "sinusoidal":
             x_BTC = x_BTC + self.sinusoid_TC[:T]
-        rope = (self.rope_cos_TD[:T], self.rope_sin_TD[:T]) if self.pos == "rope" else None
+        rope = (self.cos_TD[:T], self.sin_TD[:T]) if self.pos == "rope" else None
         x_BTC = F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC
         for block in self.blocks:
             x_BTC = block(x_BTC, rope)

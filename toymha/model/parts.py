@@ -1,4 +1,7 @@
-"""The parts of a block that are not attention: normalisation, MLP, positions. B batch, T positions, C dim, F hidden, D head_dim."""
+"""The parts of a block that are not attention: normalisation, MLP, positions.
+
+B batch, T positions, C dim, E half of a width, D head_dim, H heads.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ MLPS = {"gelu": GeluMLP, "swiglu": SwigluMLP}
 
 
 def sinusoid_table(seq_len: int, dim: int) -> Tensor:
-    """Vaswani et al. 2017, section 3.5: table_TC with sin in even and cos in odd channels, wavelengths 2 pi to 20,000 pi."""
+    """Vaswani et al. 2017, section 3.5: sin in even and cos in odd channels, wavelengths 2 pi to 20,000 pi."""
     angle_TE = rotary_angles(seq_len, dim)
     return torch.stack((angle_TE.sin(), angle_TE.cos()), dim=-1).flatten(1)
 
