@@ -1,4 +1,7 @@
-"""What the tests share: small configurations, one for each file in conf/model, and a cache folder of their own."""
+"""What the tests share: small configurations, one for each file in conf/model, and a cache folder of their own.
+
+B batch, T positions, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,18 @@ import functools
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from toymha.compose import Composer, choices, conf_dir, parse
 from toymha.config import Config
 from toymha.model.gpt import GPT
 
-torch.set_num_threads(1)  # small products are no faster on several threads, and results do not depend on the machine
+torch.set_num_threads(1)  # small products gain nothing from more, and results then depend on no core count
 
-VOCAB = 32  # what "the data" has in tests that need none
-SMALL = {"n_layer": 2, "dim": 32, "n_head": 4, "seq_len": 16}
-SMALL_WHERE_SET = {
-    "n_kv_head": 2,
-    "head_dim": 8,
-    "v_head_dim": 8,
-    "d_ff": 48,
-    "vocab_size": 40,
-}  # else what follows from the rest
+VOCAB = 32  # what "the data" has, in tests that need no data
 MODELS = choices("model")
+SMALL = dict(n_layer=2, dim=32, n_head=4, seq_len=16)
+SMALL_WHERE_SET = dict(n_kv_head=2, head_dim=8, v_head_dim=8, d_ff=48, vocab_size=40)  # left alone where they follow
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,40 +33,38 @@ def session_cache(tmp_path_factory):
 
 @functools.cache
 def composer() -> Composer:
-    """One for all tests: it reads the files of conf/ once, and a point then costs a millisecond."""
+    """One for all tests: it reads the files of conf/ once, after which a configuration costs a millisecond."""
     return Composer()
 
 
 def make(*words: str) -> Config:
-    """A small configuration with the words of a command line laid over it."""
-    small = {"data": "pydoc", "budget": "smoke", **SMALL}
-    return composer().point(small | {a.key: a.values[0] for a in parse(words)}, set()).config
+    """A small configuration with the words of a command line laid over it.
 
-
-def shrunk(model: str, *words: str) -> Config:
-    """conf/model/<model>.yaml in small: the sizes that it fixes stay, those that it merely sets shrink."""
-    file = yaml.safe_load((conf_dir() / "model" / f"{model}.yaml").read_text(encoding="utf-8")) or {}
-    fixed = file.get("fixed", [])
+    With `model=...`, sizes that the model's file fixes stay as they are, and those that it merely sets shrink.
+    """
+    said = {a.key: a.values[0] for a in parse(words)}
+    path = conf_dir() / "model" / f"{said.get('model', 'mha')}.yaml"
+    file = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     sizes = SMALL | {k: v for k, v in SMALL_WHERE_SET.items() if file.get(k) is not None}
-    small = {"data": "pydoc", "budget": "smoke", "model": model} | {k: v for k, v in sizes.items() if k not in fixed}
-    return composer().point(small | {a.key: a.values[0] for a in parse(words)}, set()).config
+    sizes = {k: v for k, v in sizes.items() if k not in file.get("fixed", [])}
+    return composer().point({"data": "pydoc", "budget": "smoke"} | sizes | said, set()).config
 
 
 @pytest.fixture(params=MODELS)
 def model_config(request) -> Config:
     """Each file in conf/model in turn, in small."""
-    return shrunk(request.param)
+    return make(f"model={request.param}")
 
 
-def built(c: Config, scale: float = 0.1) -> GPT:
-    """The model in evaluation mode, every parameter moved by noise: no zero bias and no even pattern hides a mistake."""
+def built(c: Config) -> GPT:
+    """The model in evaluation mode, each parameter moved by noise: no zero bias, no even pattern hides a mistake."""
     model, generator = GPT(c, VOCAB).eval(), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator), alpha=scale)
+            p.add_(torch.randn(p.shape, generator=generator), alpha=0.1)
     return model
 
 
-def tokens(B: int = 2, T: int = 16, seed: int = 0) -> torch.Tensor:
-    """idx_BT."""
-    return torch.randint(VOCAB, (B, T), generator=torch.Generator().manual_seed(seed))
+def tokens(B: int = 2, T: int = 16, seed: int = 0, vocab: int = VOCAB) -> Tensor:
+    """idx_BT, uniform."""
+    return torch.randint(vocab, (B, T), generator=torch.Generator().manual_seed(seed))

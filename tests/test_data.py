@@ -20,11 +20,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from toymha import config
-from toymha.config import Data, UserError
+from toymha.config import Data
 from toymha.data import corpus, plays, store, text, tokenizer
 from toymha.data.store import Remote
 from toymha.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from toymha.schema import UserError
 
 ROOT = Path(__file__).parent.parent
 
@@ -140,7 +140,7 @@ def test_configs_and_sources_belong_together():
     for name, source in text.SOURCES.items():
         values = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "data" / f"{name}.yaml"))
         assert list(values) == ["name", "path", "tokenizer", "vocab_size", "split"]
-        assert config.build(values, Data, "data.").name == name
+        assert schema.build(values, Data, "data.").name == name
         for f in source.files:
             assert len(bytes.fromhex(f.sha256)) == 32
             assert len(f.urls) >= 2

@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from toymha import runs, train
 from toymha.compose import points
-from toymha.config import UserError
 from toymha.console import Console
 from toymha.evaluate import evaluate
 from toymha.model.gpt import GPT
+from toymha.schema import UserError
 
 TINY = [
     "n_layer=1",

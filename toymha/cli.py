@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from toymha import config
-from toymha.config import UserError, key, nearest
-
-EXAMPLES = """
-Examples
-  toymha train model=mha n_head=8                        train one model, under three minutes on two cores
-  toymha train -m n_head=1,2,4,8,16 seed=0,1,2           train fifteen, in parallel, and compare them
-  tensorboard --logdir outputs                           look at the curves
-"""
+from toymha.config import GROUPS
+from toymha.help import COMPLETION, complete, help_of, overview
+from toymha.schema import UserError, build, key, keys, nearest
 
 
 @dataclass(frozen=True)
@@ -91,20 +86,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def dispatch(words: list[str]) -> int:
     if words[:1] == ["_complete"]:
-        return complete(words[1:])
+        print("\n".join(complete(words[1], " ".join(words[2:]), COMMANDS)))
+        return 0
     flags, rest = read_flags(words)
     name = next((w for w in rest if "=" not in w), None)
     if name is None or name == "help":
         if rest and name is None:
             raise UserError(f"{rest[0]}: a command comes first, such as `toymha train {rest[0]}`")
-        print(overview())
+        print(overview(COMMANDS))
         return 0
     if name not in COMMANDS:
         raise UserError(f"no command {name}{nearest(name, COMMANDS) or ';'} commands: {', '.join(COMMANDS)}")
     rest.remove(name)
     command = COMMANDS[name]
     if flags.help:
-        print(help_of(name))
+        print(help_of(name, command))
         return 0
     return command.run(rest, flags) or 0
 
@@ -142,9 +138,6 @@ def read_flags(words: list[str]) -> tuple[Flags, list[str]]:
 def nearest_option(name: str, value: str) -> str:
     close = nearest(name.replace("-", "_"), [*GROUPS, *config.keys()])
     return close.replace("?", f"={value}?")
-
-
-GROUPS = ("model", "data", "optim", "budget", "sweep")
 
 
 # Commands
@@ -241,91 +234,14 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
     from toymha.compose import read_value
 
     spec, values = COMMANDS[command].options, dict(COMMANDS[command].defaults or {})
-    known = config.keys(spec)
+    known = keys(spec)
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
             valid = ", ".join(f"{k}=" for k in known)
             raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {valid}")
         values[name] = read_value(word, literal=known[name][0].metadata["text"])
-    return config.build(values, spec)
-
-
-# Help
-
-
-def overview() -> str:
-    lines = ["toymha COMMAND key=value ...   a laboratory for attention", "", "Commands"]
-    lines += [f"  {name:12} {c.about}" for name, c in COMMANDS.items()]
-    lines.append(EXAMPLES.rstrip("\n"))
-    lines += ["", "`toymha COMMAND --help` lists its keys."]
-    return "\n".join(lines)
-
-
-def help_of(name: str) -> str:
-    """Every key of a command with its meaning, type and default; the choices of each group."""
-    command, lines = COMMANDS[name], [f"toymha {name} key=value ...   {COMMANDS[name].about}", ""]
-    if command.options is not config.Config:
-        defaults = command.defaults or {}
-        return "\n".join(
-            lines
-            + [
-                _key_line(k, f, hint, defaults.get(k, "required"))
-                for k, (f, hint) in config.keys(command.options).items()
-            ]
-        )
-    from toymha.compose import Composer, choices
-
-    composed, made = Composer().composed({})
-    lines += [
-        "-m                 several values, such as n_head=1,2,4 or seed=range(5): one run each",
-        "--cfg              print the configuration and stop",
-        "--config-dir DIR   a folder of your own model/*.yaml, data/*.yaml, sweep/*.yaml ...",
-        "",
-        "Groups: one file of settings each",
-    ]
-    for group in GROUPS:
-        lines.append(f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group))}")
-    lines.append(f"  {'like=':10} {'none':12} a finished run folder whose settings take the place of the defaults")
-    section = None
-    for k, (f, hint) in config.keys().items():
-        head = k.rpartition(".")[0]
-        if head == "sweep":
-            continue
-        if head != section:
-            lines += ["", {"": "Keys", "data": "Data", "optim": "Optimizer", "budget": "Budget"}[head]]
-            section = head
-        value: Any = composed
-        for part in k.split("."):
-            value = value[part]
-        lines.append(_key_line(k, f, hint, value))
-    return "\n".join([*lines, EXAMPLES.rstrip()])
-
-
-def _key_line(name: str, f: Any, hint: Any, default: Any) -> str:
-    kind = "|".join(f.metadata["choices"]) or str(getattr(hint, "__name__", hint)).replace(" | None", "").replace(
-        "builtins.", ""
-    )
-    shown = "null" if default is None else str(default).lower() if isinstance(default, bool) else default
-    return f"  {name + '=' + str(shown):28} {kind:24} {f.metadata['help']}"
-
-
-# Completion
-
-COMPLETION = {
-    "bash": r"""_toymha() {
-  local IFS=$'\n'
-  COMPREPLY=($(toymha _complete "${COMP_LINE:0:COMP_POINT}"))
-  [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
-}
-complete -o default -F _toymha toymha""",
-    "zsh": r"""_toymha() {
-  local -a out
-  out=(${(f)"$(toymha _complete "$LBUFFER")"})
-  compadd -Q -S '' -- $out || _files
-}
-compdef _toymha toymha""",
-}
+    return build(values, spec)
 
 
 def completion(words: list[str], flags: Flags) -> int:
@@ -334,39 +250,6 @@ def completion(words: list[str], flags: Flags) -> int:
         raise UserError('toymha completion shell=bash or shell=zsh; in bash: eval "$(toymha completion shell=bash)"')
     print(COMPLETION[shell])
     return 0
-
-
-def complete(words: list[str]) -> int:
-    """Print what may follow the line typed so far. Reads folder names only: no hydra, no torch."""
-    line = words[0] if words else ""
-    typed = line.split()
-    current = "" if not typed or line.endswith(" ") else typed[-1]
-    done = typed[1:] if not current else typed[1:-1]
-    command = next((w for w in done if w in COMMANDS), None)
-    name, equals, start = current.partition("=")
-    if command is None:
-        out = [c for c in COMMANDS if c.startswith(current)]
-    elif not equals:
-        schema = COMMANDS[command].options
-        names = [*(GROUPS if schema is config.Config else ()), *config.keys(schema)]
-        out = [f"{n}=" for n in names if n.startswith(current)]
-    else:
-        # bash splits words at "=", so only what follows it is offered there
-        values = value_choices(COMMANDS[command].options, name)
-        out = [v for v in values if v.startswith(start)]
-    print("\n".join(out))
-    return 0
-
-
-def value_choices(schema: type, name: str) -> list[str]:
-    if schema is config.Config and name in GROUPS:
-        here = Path(__file__).parent
-        return sorted({p.stem for root in (here / "conf", here.parent / "conf") for p in (root / name).glob("*.yaml")})
-    known = config.keys(schema)
-    if name not in known:
-        return []
-    f, hint = known[name]
-    return list(f.metadata["choices"]) or (["true", "false"] if hint is bool else [])
 
 
 COMMANDS = {

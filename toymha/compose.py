@@ -24,23 +24,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from toymha import config
-from toymha.config import Config, UserError, nearest
-from toymha.config import word as typed
+from toymha.config import GROUPS, Config, choices, conf_dir
+from toymha.schema import UserError, nearest
+from toymha.schema import word as typed
 
-GROUPS = ("model", "data", "optim", "budget", "sweep")
 LITERAL_KEYS = {name for name, (f, _) in config.keys().items() if f.metadata.get("text")} | {"like"}
-
-
-def conf_dir() -> Path:
-    """conf/ of the source tree, or the copy inside an installed wheel."""
-    here = Path(__file__).parent
-    return next(p for p in (here / "conf", here.parent / "conf") if (p / "train.yaml").is_file())
-
-
-def choices(group: str, extra: Path | None = None) -> list[str]:
-    """The valid choices of a group, sorted: the files in conf/<group> and in the user's --config-dir."""
-    roots = [conf_dir(), *([extra] if extra else [])]
-    return sorted({p.stem for root in roots for p in (root / group).glob("*.yaml")})
 
 
 @dataclass(frozen=True)
@@ -99,14 +87,14 @@ def parse(words: Iterable[str], extra: Path | None = None, where: str = "") -> l
     """Overrides -> axes, each key once and known. Raises UserError."""
     out: dict[str, Axis] = {}
     for word in words:
-        axis = parsetyped(word, extra)
+        axis = parse_word(word, extra)
         if axis.key in out:
             raise UserError(f"{axis.key} is given twice{where}; keep one of the two")
         out[axis.key] = axis
     return list(out.values())
 
 
-def parsetyped(word: str, extra: Path | None = None) -> Axis:
+def parse_word(word: str, extra: Path | None = None) -> Axis:
     """One override, such as `n_head=1,2,4`, -> its axis."""
     name, equals, _text = word.partition("=")
     if name.startswith("hydra"):
@@ -175,9 +163,12 @@ def _unquote(text: str) -> str:
 
 def _known(name: str, extra: Path | None) -> str | None:
     """Why this key is unknown, with the nearest valid one, or None when it is known."""
-    known = config.keys()
+    known = config.settable()
     if name in known or name in GROUPS or name == "like":
         return None
+    if name in config.keys():  # noqa: SIM118
+        # data.name, optim.name, sweep.axes
+        return f"{name} is set by the file chosen with {name.partition('.')[0]}=..."
     if name in ("data_seed", "init_seed"):
         return f"unknown key {name}; seed sets both the data order and the initial weights"
     tail = name.rpartition(".")[2]
@@ -233,7 +224,9 @@ class Composer:
         except (HydraException, OmegaConfBaseException) as e:
             raise UserError(f"the configuration cannot be composed: {str(e).splitlines()[0]}") from None
         made: dict[str, str] = {k: v for k in GROUPS if (v := composed.hydra.runtime.choices.get(k))}
-        values: Any = OmegaConf.to_container(OmegaConf.masked_copy(composed, [k for k in composed if k != "hydra"]))
+        values: Any = OmegaConf.to_container(
+            OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
+        )
         return {"sweep": None, **values}, before | made
 
     def point(self, values: dict[str, Any], swept: set[str]) -> Point:

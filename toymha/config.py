@@ -1,55 +1,34 @@
 """What a run is: every key with its type, meaning and range, the sizes that follow, and what cannot be combined.
 
 The values themselves live in conf/ (one default for each key in conf/train.yaml); this file has none.
-It imports neither torch nor hydra, so that `report`, `plan` and tab completion stay fast.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
-import operator
-import types
-import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from toymha import schema
+from toymha.schema import UserError, key
 
-class UserError(Exception):
-    """A mistake of the user's, told in one line; the command line prints it and exits with 2."""
+GROUPS = ("model", "data", "optim", "budget", "sweep")  # folders of conf/, in the order in which they are composed
 
 
-def key(
-    help: str,
-    *,
-    choices: Iterable[str] = (),
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
-    text: bool = False,
-    identity: bool = True,
-) -> Any:
-    """A schema field: `low <= value <= high`, `above < value < below`.
+def conf_dir() -> Path:
+    """conf/ of the source tree, or the copy inside an installed wheel."""
+    here = Path(__file__).parent
+    return next(p for p in (here / "conf", here.parent / "conf") if (p / "train.yaml").is_file())
 
-    `text`: taken literally from the command line, never parsed as Hydra's grammar.
-    `identity`: part of what makes two runs the same run; False for output, logging and machine keys.
-    """
-    return field(
-        metadata={
-            "help": help,
-            "choices": tuple(choices),
-            "low": low,
-            "above": above,
-            "high": high,
-            "below": below,
-            "text": text,
-            "identity": identity,
-        }
-    )
+
+def choices(group: str, extra: Path | None = None) -> list[str]:
+    """The valid choices of a group, sorted: the files in conf/<group> and in the user's --config-dir."""
+    roots = [conf_dir(), *([extra] if extra else [])]
+    return sorted({p.stem for root in roots for p in (root / group).glob("*.yaml")})
 
 
 @dataclass(frozen=True)
@@ -122,8 +101,8 @@ class Config:
     n_kv_head: int | None = key("G, number of key/value heads: null = n_head (MHA), 1 = MQA, in between GQA", low=1)
     head_dim: int | None = key("D, width of a query and key; null = dim / n_head", low=1, high=65536)
     v_head_dim: int | None = key("width of a value; null = head_dim", low=1, high=65536)
-    d_ff: int | None = key("F, hidden width of the MLP; null = 4 dim (gelu) or 8 ceil(dim / 3) (swiglu)", low=1)
-    mlp: str = key("the MLP", choices=("gelu", "swiglu"))
+    d_ff: int | None = key("F, hidden width of the MLP; null = 4 dim, or 8 ceil(dim / 3) for swiglu", low=1)
+    mlp: str = key("the MLP; gelu_tanh is GPT-2's approximation of gelu", choices=("gelu", "gelu_tanh", "swiglu"))
     norm: str = key("the normalisation", choices=("layer", "rms"))
     norm_position: str = key("normalise before (pre) or after (post) each residual sum", choices=("pre", "post"))
     pos: str = key("positions", choices=("learned", "sinusoidal", "rope", "none"))
@@ -185,7 +164,7 @@ class Config:
         """Hidden width of the MLP."""
         if self.d_ff:
             return self.d_ff
-        return 4 * self.dim if self.mlp == "gelu" else 8 * math.ceil(self.dim / 3)
+        return 8 * math.ceil(self.dim / 3) if self.mlp == "swiglu" else 4 * self.dim
 
     @property
     def tokens_per_step(self) -> int:
@@ -265,129 +244,23 @@ def _divisors(n: int) -> str:
     return "valid: " + ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
 
 
-# From plain values to the typed object
+# The keys, and the typed object from plain values and back
 
 
 @functools.cache
-def field_types(cls: type) -> dict[str, tuple[dataclasses.Field, Any]]:
-    """name -> (field, type) of a schema dataclass."""
-    hints = typing.get_type_hints(cls)
-    return {f.name: (f, hints[f.name]) for f in dataclasses.fields(cls)}
+def keys() -> dict[str, tuple[dataclasses.Field, Any]]:
+    """Every key of a run as it is typed (`n_head`, `optim.lr`) -> (field, type)."""
+    return schema.keys(Config)
 
 
-def section_of(hint: Any) -> type | None:
-    """The dataclass that a field holds (also when it may be null), else None."""
-    return next((t for t in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(t)), None)  # type: ignore[return-value]
+def settable() -> dict[str, tuple[dataclasses.Field, Any]]:
+    """The keys that may be typed: all but those that a group's file sets."""
+    return {k: v for k, v in keys().items() if not k.endswith(".name") and not k.startswith("sweep.")}
 
 
-@functools.cache
-def keys(cls: type = Config, prefix: str = "") -> dict[str, tuple[dataclasses.Field, Any]]:
-    """Every key as typed on the command line (`n_head`, `optim.lr`) -> (field, type)."""
-    out = {}
-    for name, (f, hint) in field_types(cls).items():
-        section = section_of(hint)
-        out.update(keys(section, f"{prefix}{name}.") if section else {prefix + name: (f, hint)})
-    return out
-
-
-def nearest(word: str, valid: Iterable[str]) -> str:
-    """`; did you mean X?` for the closest valid word, or nothing."""
-    close = difflib.get_close_matches(word, list(valid), n=3, cutoff=0.5)
-    close.sort(key=lambda w: sorted(w) != sorted(word))  # mah is mha with two letters swapped, before it is mqa
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def build(values: Mapping[str, Any], cls: type = Config, prefix: str = "") -> Any:
-    """Plain values (from YAML and the command line) -> the typed object.
-
-    Raises UserError for an unknown or missing key, a wrong type, a value out of range, an impossible combination.
-    """
-    spec = field_types(cls)
-    for name in values:
-        if name not in spec:
-            raise UserError(f"unknown key {prefix}{name}{nearest(str(name), spec)}")
-    if missing := [prefix + name for name in spec if name not in values or values[name] == "???"]:
-        raise UserError(
-            f"{missing[0]} has no value; {spec[missing[0].removeprefix(prefix)][0].metadata.get('help', '')}"
-        )
-    out = {}
-    for name, (f, hint) in spec.items():
-        section, value = section_of(hint), values[name]
-        if section and isinstance(value, Mapping):
-            out[name] = build(value, section, f"{prefix}{name}.")
-        else:
-            out[name] = check_value(prefix + name, value, f, hint)
-    return cls(**out)
-
-
-BOUNDS = (
-    ("low", ">=", operator.ge),
-    ("above", ">", operator.gt),
-    ("high", "<=", operator.le),
-    ("below", "<", operator.lt),
-)
-
-
-def check_value(name: str, value: Any, f: dataclasses.Field, hint: Any) -> Any:
-    """`value` if it has the key's type and range (an int becomes a float where one is due). Raises UserError."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    nullable, kind = type(None) in options, next(o for o in options if o is not type(None))
-    if value is None and nullable:
-        return None
-    m = f.metadata
-    shown = f"{name}={word(value)}"
-    if m["choices"] and value not in m["choices"]:
-        raise UserError(f"{shown}: must be one of {', '.join(m['choices'])}{nearest(str(value), m['choices'])}")
-    value = _convert(shown, name, value, kind, nullable)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        tests = {
-            "low": (">=", operator.ge),
-            "above": (">", operator.gt),
-            "high": ("<=", operator.le),
-            "below": ("<", operator.lt),
-        }
-        bounds = [(sign, m[b], test) for b, (sign, test) in tests.items() if m[b] is not None]
-        if not math.isfinite(value) or not all(test(value, limit) for _, limit, test in bounds):
-            wanted = " and ".join(f"{sign} {limit}" for sign, limit, _ in bounds)
-            raise UserError(f"{shown}: must be {wanted or 'finite'}")
-    return value
-
-
-def _convert(shown: str, name: str, value: Any, kind: Any, nullable: bool) -> Any:
-    origin = typing.get_origin(kind) or kind
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if origin is float and number:
-        return float(value)
-    if origin is list and isinstance(value, (list, tuple)):
-        (item,) = typing.get_args(kind)
-        return [_convert(shown, name, v, item, False) for v in value]
-    if origin is str and number:  # a file named 1984, a name like 7
-        return str(value)
-    if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
-        return value
-    what = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a word",
-        list: "a list of numbers, such as [0.9,0.1]",
-    }
-    hint = ""
-    if origin is bool:
-        yes, no = ("on", "yes", "y", "1"), ("off", "no", "n", "0")
-        hint = (
-            f"; did you mean {name}={'true' if str(value).lower() in yes else 'false'}?"
-            if str(value).lower() in yes + no
-            else ""
-        )
-    elif origin is int and isinstance(value, float) and value.is_integer():
-        hint = f"; did you mean {name}={int(value)}?"
-    raise UserError(f"{shown}: must be {what.get(origin, origin.__name__)}{' or null' if nullable else ''}{hint}")
-
-
-def word(value: Any) -> str:
-    """A value as one types it: true, false, null."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def build(values: Mapping[str, Any]) -> Config:
+    """Plain values (from YAML and the command line) -> the typed object. Raises UserError."""
+    return schema.build(values, Config)
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -398,7 +271,7 @@ def plain(config: Any) -> dict[str, Any]:
 def identity_values(config: Config) -> dict[str, Any]:
     """Flat `key -> value` of all that makes a run what it is: no output, logging or machine keys."""
     out: dict[str, Any] = {}
-    for name, (f, _) in keys(Config).items():
+    for name, (f, _) in keys().items():
         if f.metadata.get("identity", True) and not name.startswith("sweep."):
             value: Any = config
             for part in name.split("."):

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from toymha.config import Config, UserError, nearest
+from toymha.config import Config
 from toymha.runs import cores
+from toymha.schema import UserError, nearest
 
 
 def pick_device(name: str) -> torch.device:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from toymha import runs, stats
-from toymha.config import UserError
 from toymha.runs import Run
+from toymha.schema import UserError
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Row:
     statuses: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, run: runs.Run) -> None:
+    def add(self, run: Run) -> None:
         s = run.summary
         seed = run.info["values"]["seed"]
         if seed in {r.info["values"]["seed"] for r in self.runs}:

@@ -29,7 +29,8 @@ import filelock
 import yaml
 
 from toymha import config
-from toymha.config import Config, UserError
+from toymha.config import Config
+from toymha.schema import UserError
 
 STATUSES = ("running", "done", "diverged", "failed", "interrupted")
 FINISHED = ("done", "diverged")

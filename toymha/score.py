@@ -7,13 +7,14 @@ from typing import Any
 
 from toymha import runs
 from toymha.compose import Composer
-from toymha.config import Data, UserError, build
+from toymha.config import Data
 from toymha.console import score_line
 from toymha.data import tokenizer
 from toymha.data.corpus import check_lengths, load_corpus
 from toymha.device import arithmetic, set_up
 from toymha.evaluate import evaluate
 from toymha.model.gpt import GPT
+from toymha.schema import UserError, build
 
 
 def score_run(o: Any) -> str:

@@ -20,10 +20,11 @@ from tqdm import tqdm
 
 from toymha import cost, runs
 from toymha.compose import Point
-from toymha.config import Data, UserError
+from toymha.config import Data
 from toymha.console import Console, duration, quote
 from toymha.data import text
 from toymha.report import Table
+from toymha.schema import UserError
 
 FAILED = ("failed", "diverged")
 

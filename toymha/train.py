@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from toymha.compose import Point
-from toymha.config import Config, UserError
+from toymha.config import Config
 from toymha.console import Console
 from toymha.data.corpus import Corpus, check_lengths, load_corpus, random_batch
 from toymha.device import arithmetic, set_up
@@ -25,6 +25,7 @@ from toymha.log import Log
 from toymha.model.gpt import GPT
 from toymha.optim import lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
+from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Data, UserError
-from . import store, text
-from .tokenizer import Tokenizer, from_dict, make
+from toymha.config import Data
+from toymha.data import store, text
+from toymha.data.tokenizer import Tokenizer, from_dict, make
+from toymha.schema import UserError
 
 FORMAT = 1  # of the cached tokens: raise it when tokenizers or splits change
 

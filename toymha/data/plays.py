@@ -11,7 +11,7 @@ import html
 import re
 from importlib import metadata
 
-from ..config import UserError
+from toymha.schema import UserError
 
 VERSION = 1  # of the cleaning below: raise it when the result changes, so that no cached text survives
 LEFT_OUT = {"edward-iii.md"}  # authorship disputed

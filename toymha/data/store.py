@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError
+from toymha.schema import UserError
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..config import Data, UserError, nearest
-from . import plays, store
-from .store import Remote
+from toymha.config import Data
+from toymha.data import plays, store
+from toymha.data.store import Remote
+from toymha.schema import UserError, nearest
 
 DOWNLOADED_VERSION = 1  # of the loaders of downloaded files: raise it when one gives another text
 

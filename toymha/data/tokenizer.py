@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Data, UserError
+from toymha.config import Data
+from toymha.schema import UserError
 
 
 class Tokenizer:

@@ -25,11 +25,11 @@ class Block(nn.Module):
         self.norm_attn, self.attn = norm(c.dim, c.bias), Attention(c)
         self.norm_mlp, self.mlp = norm(c.dim, c.bias), MLPS[c.mlp](c)
 
-    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None, mask_TS: Tensor | None) -> Tensor:
         if self.pre:
-            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope))
+            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope, mask_TS))
             return x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC)))
-        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope)))
+        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope, mask_TS)))
         return self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC)))
 
     def drop(self, x: Tensor) -> Tensor:
@@ -57,9 +57,12 @@ class GPT(nn.Module):
 
     def make_tables(self, c: Config) -> None:
         """Fixed tables of positions, as buffers, so that they follow the model to its device; they are no weights."""
+        self.mask_TS: Tensor | None
         self.sinusoid_TC: Tensor
         self.cos_TD: Tensor
         self.sin_TD: Tensor
+        future_TS = torch.full((c.seq_len, c.seq_len), float("-inf")).triu(1) if c.causal else None
+        self.register_buffer("mask_TS", future_TS, persistent=False)
         if c.pos == "sinusoidal":
             self.register_buffer("sinusoid_TC", sinusoid_table(c.seq_len, c.dim), persistent=False)
         if c.pos == "rope":
@@ -100,6 +103,7 @@ class GPT(nn.Module):
             x_BTC = x_BTC + self.sinusoid_TC[:T]
         rope = (self.cos_TD[:T], self.sin_TD[:T]) if self.pos == "rope" else None
         x_BTC = F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC
+        mask_TS = None if self.mask_TS is None else self.mask_TS[:T, :T]
         for block in self.blocks:
-            x_BTC = block(x_BTC, rope)
+            x_BTC = block(x_BTC, rope, mask_TS)
         return self.norm(x_BTC)

@@ -36,7 +36,9 @@ class RMSNorm(nn.Module):
 
 
 class GeluMLP(nn.Module):
-    """Two matrices with GELU between (Hendrycks & Gimpel 2016; the tanh form, as in GPT-2)."""
+    """Two matrices with GELU between (Hendrycks & Gimpel 2016)."""
+
+    approximate = "none"
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -44,7 +46,13 @@ class GeluMLP(nn.Module):
         self.down = nn.Linear(c.F, c.dim, bias=c.bias)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x_BTC), approximate="tanh"))
+        return self.down(F.gelu(self.up(x_BTC), approximate=self.approximate))
+
+
+class GeluTanhMLP(GeluMLP):
+    """GELU in the tanh form that GPT-2 was trained with; on a CPU it takes four times as long as the exact one."""
+
+    approximate = "tanh"
 
 
 class SwigluMLP(nn.Module):
@@ -61,19 +69,22 @@ class SwigluMLP(nn.Module):
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
-MLPS = {"gelu": GeluMLP, "swiglu": SwigluMLP}
+MLPS = {"gelu": GeluMLP, "gelu_tanh": GeluTanhMLP, "swiglu": SwigluMLP}
 
 
 def sinusoid_table(seq_len: int, dim: int) -> Tensor:
     """Vaswani et al. 2017, section 3.5: sin in even and cos in odd channels, wavelengths 2 pi to 20,000 pi."""
     angle_TE = rotary_angles(seq_len, dim)
-    return torch.stack((angle_TE.sin(), angle_TE.cos()), dim=-1).flatten(1)
+    return torch.stack((angle_TE.sin(), angle_TE.cos()), dim=-1).flatten(1).float()
 
 
 def rotary_angles(seq_len: int, width: int) -> Tensor:
-    """Position times frequency, (seq_len, width / 2), frequencies 10000^(-2i / width) for i = 0, 1, ...; fp32."""
+    """Position times frequency, (seq_len, width / 2), frequencies 10000^(-2i / width) for i = 0, 1, ...
+
+    In double precision: of an angle of 100,000 fp32 keeps no more than two decimals.
+    """
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    return (torch.arange(seq_len, dtype=torch.float64)[:, None] * frequency).float()
+    return torch.arange(seq_len, dtype=torch.float64)[:, None] * frequency
 
 
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -88,5 +99,5 @@ def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 def rotary_tables(seq_len: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """cos_TD and sin_TD as `rotate` wants them."""
     angle_TE = rotary_angles(seq_len, head_dim)
-    cos_TE, sin_TE = angle_TE.cos(), angle_TE.sin()
+    cos_TE, sin_TE = angle_TE.cos().float(), angle_TE.sin().float()
     return torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)

@@ -1,0 +1,107 @@
+"""What `toymha --help`, `toymha COMMAND --help` and the Tab key answer. No torch; hydra only for the defaults of `train`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toymha import config
+from toymha.config import GROUPS, choices
+from toymha.schema import keys, word
+
+if TYPE_CHECKING:
+    from toymha.cli import Command
+
+EXAMPLES = """
+Examples
+  toymha train model=mha n_head=8                        train one model, under three minutes on two cores
+  toymha train -m n_head=1,2,4,8,16 seed=0,1,2           train fifteen, in parallel, and compare them
+  tensorboard --logdir outputs                           look at the curves
+"""
+
+
+def overview(commands: dict[str, Command]) -> str:
+    lines = ["toymha COMMAND key=value ...   a laboratory for attention", "", "Commands"]
+    lines += [f"  {name:12} {c.about}" for name, c in commands.items()]
+    lines.append(EXAMPLES.rstrip("\n"))
+    lines += ["", "`toymha COMMAND --help` lists its keys."]
+    return "\n".join(lines)
+
+
+def help_of(name: str, command: Command) -> str:
+    """Every key of a command with its meaning, type and default; the choices of each group."""
+    lines = [f"toymha {name} key=value ...   {command.about}", ""]
+    if command.options is not config.Config:
+        defaults = command.defaults or {}
+        known = keys(command.options).items()
+        return "\n".join(lines + [_key_line(k, f, hint, defaults.get(k, "required")) for k, (f, hint) in known])
+    from toymha.compose import Composer
+
+    composed, made = Composer().composed({})
+    lines += [
+        "-m                 several values, such as n_head=1,2,4 or seed=range(5): one run each",
+        "--cfg              print the configuration and stop",
+        "--config-dir DIR   a folder of your own model/*.yaml, data/*.yaml, sweep/*.yaml ...",
+        "",
+        "Groups: one file of settings each",
+    ]
+    lines += [f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group))}" for group in GROUPS]
+    lines.append(f"  {'like=':10} {'none':12} a finished run folder whose settings take the place of the defaults")
+    section = None
+    for k, (f, hint) in config.settable().items():
+        head = k.rpartition(".")[0]
+        if head != section:
+            lines += ["", {"": "Keys", "data": "Data", "optim": "Optimizer", "budget": "Budget"}[head]]
+            section = head
+        value: Any = composed
+        for part in k.split("."):
+            value = value[part]
+        lines.append(_key_line(k, f, hint, value))
+    return "\n".join([*lines, EXAMPLES.rstrip()])
+
+
+def _key_line(name: str, f: Any, hint: Any, default: Any) -> str:
+    kind = "|".join(f.metadata["choices"]) or str(getattr(hint, "__name__", hint)).replace(" | None", "")
+    return f"  {name + '=' + word(default):28} {kind:24} {f.metadata['help']}"
+
+
+COMPLETION = {
+    "bash": r"""_toymha() {
+  local IFS=$'\n'
+  COMPREPLY=($(toymha _complete bash "${COMP_LINE:0:COMP_POINT}"))
+  [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
+}
+complete -o default -F _toymha toymha""",
+    "zsh": r"""_toymha() {
+  local -a out
+  out=(${(f)"$(toymha _complete zsh "$LBUFFER")"})
+  compadd -Q -S '' -- $out || _files
+}
+compdef _toymha toymha""",
+}
+
+
+def complete(shell: str, line: str, commands: dict[str, Command]) -> list[str]:
+    """What may follow the line typed so far. Reads folder names only: no hydra, no torch."""
+    typed = line.split()
+    current = "" if line.endswith(" ") or not typed else typed.pop()
+    command = next((w for w in typed[1:] if w in commands), None)
+    name, equals, start = current.partition("=")
+    if command is None:
+        return [c for c in commands if c.startswith(current)]
+    options = commands[command].options
+    if not equals:
+        names = [*GROUPS, "like", *config.settable()] if options is config.Config else list(keys(options))
+        return [f"{n}=" for n in names if n.startswith(current)]
+    # bash takes the part behind "=" for a word of its own, zsh does not
+    before = f"{name}=" if shell == "zsh" else ""
+    return [before + v for v in value_choices(options, name) if v.startswith(start)]
+
+
+def value_choices(schema: type, name: str) -> list[str]:
+    if schema is config.Config and name in GROUPS:
+        return choices(name)
+    known = keys(schema)
+    if name not in known:
+        return []
+    f, hint = known[name]
+    return list(f.metadata["choices"]) or (["true", "false"] if hint is bool else [])
