@@ -1,4 +1,4 @@
-"""What `toymha --help`, `toymha COMMAND --help` and the Tab key answer. No torch; hydra only for the defaults of `train`."""
+"""What `toymha --help`, `toymha COMMAND --help` and the Tab key answer. No torch; hydra for the defaults alone."""
 
 from __future__ import annotations
 

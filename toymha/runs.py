@@ -69,7 +69,7 @@ class Run:
         try:
             path.mkdir(parents=True, exist_ok=True)
             run._lock = filelock.FileLock(path / ".lock")
-            run._lock.acquire(timeout=0)
+            run._lock.acquire(timeout=5)  # the worker of a killed sweep may need a moment to stop
         except filelock.Timeout:
             raise UserError(f"{path} is being trained by another process") from None
         except OSError as e:

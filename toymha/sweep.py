@@ -110,24 +110,22 @@ def run_sweep(points: list[Point]) -> int:
     stopped = 0
     if todo:
         print(f"{n} at a time, {threads} thread{'s' * (threads > 1)} each", flush=True)
-        stopped = _train_all(plan, todo, n)
+        stopped = _train_all(todo, n)
     return finish(plan, stopped)
 
 
-def _train_all(plan: Plan, todo: list[Point], n: int) -> int:
+def _train_all(todo: list[Point], n: int) -> int:
     """Run them all, a line for each that ends. Returns the signal that stopped the sweep, or 0."""
     from toymha.train import Stop, check_data
 
-    with Stop() as stop:
-        outcomes = Pool(n, stop).outcomes(todo) if n > 1 else in_process(todo, stop)
+    bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
+    with Stop() as stop, Pool(n, stop) as pool, bar:
         for c in {(repr(p.config.data), p.config.seq_len, p.config.vocab_size): p.config for p in todo}.values():
             check_data(c)  # before the first run starts; it also fills the cache that the workers read
-        bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
-        with bar:
-            for k, (point, outcome, seconds) in enumerate(outcomes, 1):
-                count = f"[{k:>{len(str(len(todo)))}}/{len(todo)}]"
-                tqdm.write(f"{count} {point.label}/seed={point.config.seed}  {outcome}  {duration(seconds)}")
-                bar.update()
+        for k, (point, outcome, seconds) in enumerate(pool.outcomes(todo), 1):
+            count = f"[{k:>{len(str(len(todo)))}}/{len(todo)}]"
+            tqdm.write(f"{count} {point.label}/seed={point.config.seed}  {outcome}  {duration(seconds)}")
+            bar.update()
         return stop.signum
 
 
@@ -153,21 +151,12 @@ def train_quietly(point: Point, stop: Any) -> str:
     return outcome_of(point)
 
 
-def in_process(todo: list[Point], stop: Any) -> Iterator[tuple[Point, str, float]]:
-    for point in todo:
-        began = time.perf_counter()
-        yield point, train_quietly(point, stop), time.perf_counter() - began
-        if stop.signum:
-            return
-
-
 # Worker processes
 
 
 def worker(pipe: Connection) -> None:
     """Train what comes through the pipe, one after the other, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on as SIGTERM
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from toymha.train import Stop
 
@@ -190,60 +179,69 @@ def _end_with_parent() -> None:
 
 
 class Pool:
-    """n processes that keep torch imported. One that dies takes its run with it and no other, and is replaced."""
+    """n processes that keep torch imported; n = 1 is this process. One that dies is replaced, and only its run is lost.
+
+    Not joblib's loky: there a worker that dies takes all waiting runs with it, and a signal cannot be passed on.
+    """
 
     def __init__(self, n: int, stop: Any) -> None:
         self.n, self.stop = n, stop
         self.context = multiprocessing.get_context("spawn")
+        self.idle: list[tuple[Connection, Any]] = []
+        self.busy: dict[Connection, tuple[Any, Point, float]] = {}
+
+    def __enter__(self) -> Pool:
+        if self.n > 1:
+            self.idle = [self._start() for _ in range(self.n)]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for pipe, _ in self.idle:
+            pipe.close()
+        processes = [p for _, p in self.idle] + [p for p, _, _ in self.busy.values()]
+        for process in processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
 
     def _start(self) -> tuple[Connection, Any]:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=worker, args=(theirs,), daemon=True)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is the parent's to hear
         process.start()
+        signal.signal(signal.SIGINT, before)
         theirs.close()
         return ours, process
 
     def outcomes(self, todo: list[Point]) -> Iterator[tuple[Point, str, float]]:
         """(point, what came of it, seconds) as they end. A signal stops those under way, which are told of too."""
         queue = list(todo)
-        busy: dict[Connection, tuple[Any, Point, float]] = {}
-        idle = [self._start() for _ in range(min(self.n, len(queue)))]
-        try:
-            while (queue and not self.stop.signum) or busy:
-                while idle and queue and not self.stop.signum:
-                    pipe, process = idle.pop()
-                    point = queue.pop(0)
-                    pipe.send(point)
-                    busy[pipe] = (process, point, time.perf_counter())
-                if self.stop.signum:
-                    self._terminate(process for process, _, _ in busy.values())
-                ready = wait(list(busy), timeout=0.2)
-                for pipe in [p for p in busy if p in ready]:
-                    process, point, began = busy.pop(pipe)
-                    try:
-                        outcome = pipe.recv()
-                        idle.append((pipe, process))
-                    except (EOFError, OSError):
-                        process.join()
-                        outcome = self._died(point, process.exitcode)
-                        if queue:
-                            idle.append(self._start())
-                    yield point, outcome, time.perf_counter() - began
-        finally:
-            for pipe, _ in idle:
-                pipe.close()
-            for process in [p for _, p in idle] + [p for p, _, _ in busy.values()]:
-                process.join(timeout=2)
-                if process.is_alive():
-                    process.kill()
-
-    terminated = False
-
-    def _terminate(self, processes: Iterator[Any]) -> None:
-        if not self.terminated:
-            self.terminated = True
-            for process in processes:
-                process.terminate()
+        while self.n == 1 and queue and not self.stop.signum:
+            point, began = queue.pop(0), time.perf_counter()
+            yield point, train_quietly(point, self.stop), time.perf_counter() - began
+        told = False
+        while self.n > 1 and (self.busy or (queue and not self.stop.signum)):
+            while self.idle and queue and not self.stop.signum:
+                pipe, process = self.idle.pop()
+                point = queue.pop(0)
+                pipe.send(point)
+                self.busy[pipe] = (process, point, time.perf_counter())
+            if self.stop.signum and not told:
+                told = True
+                for process, _, _ in self.busy.values():
+                    process.terminate()
+            ready = wait(list(self.busy), timeout=0.2)
+            for pipe in [p for p in self.busy if p in ready]:
+                process, point, began = self.busy.pop(pipe)
+                try:
+                    outcome = pipe.recv()
+                    self.idle.append((pipe, process))
+                except (EOFError, OSError):
+                    process.join()
+                    outcome = self._died(point, process.exitcode)
+                    if queue:
+                        self.idle.append(self._start())
+                yield point, outcome, time.perf_counter() - began
 
     def _died(self, point: Point, exitcode: int) -> str:
         if self.stop.signum:

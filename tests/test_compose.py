@@ -1,0 +1,422 @@
+"""From words to points: groups, sweeps, names, identity, and that conf/ and the schema are the same list of keys."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import re
+import subprocess
+import sys
+import time
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from toymha import compose, config, runs
+from toymha.config import Config, UserError
+
+GROUP_FILES = [(g, p.stem) for g in compose.GROUPS for p in sorted((compose.conf_dir() / g).glob("*.yaml"))]
+REASON_FOR_FILE = {"file": ["data.path=corpus.txt"]}  # data=file stands for nothing without a path
+
+# Keys that only say where a run goes, how much it tells and on what machine it computes; the text counts by its hash.
+NOT_IDENTITY = {
+    "name", "output_dir", "overwrite", "device", "threads", "workers", "compile", "data.path",
+    "budget.log_every", "budget.checkpoint_every", "budget.sample_tokens", "sweep.name", "sweep.question", "sweep.axes",
+}  # fmt: skip
+
+
+def one(*words: str) -> compose.Point:
+    (point,) = compose.points(["data=pydoc", *words])
+    return point
+
+
+def many(*words: str, extra: Path | None = None) -> list[compose.Point]:
+    return compose.points([*words], multirun=True, extra=extra)
+
+
+def labels(points: list[compose.Point]) -> list[str]:
+    return [p.label for p in points]
+
+
+def refused(*words: str, multirun: bool = False) -> str:
+    with pytest.raises(UserError) as e:
+        compose.points(list(words), multirun)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+# Who wins
+
+
+@pytest.mark.parametrize("words", [("model=mqa", "n_head=16"), ("n_head=16", "model=mqa")])
+def test_command_line_joins_a_group_in_any_order(words):
+    """model=mqa n_head=16 is 16 query heads over 1 key/value head, whatever stands first."""
+    c = one(*words).config
+    assert (c.n_head, c.n_kv_head, c.G) == (16, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "words, key, value",
+    [
+        (("model=gqa", "n_kv_head=4"), "n_kv_head", 4),
+        (("model=gpt2_small", "seq_len=32"), "seq_len", 32),
+        (("budget=smoke", "budget.steps=7"), "budget.steps", 7),
+        (("optim=adamw", "optim.lr=1e-5"), "optim.lr", 0.00001),
+        (("data.tokenizer=byte",), "data.tokenizer", "byte"),
+    ],
+)
+def test_command_line_beats_a_group(words, key, value):
+    """What is typed wins over what a group's file says, before or after it."""
+    for order in (words, words[::-1]):
+        assert compose._get(config.plain(one(*order).config), key) == value
+
+
+@pytest.mark.parametrize("multirun", [False, True])
+def test_two_ways_to_write_a_number_are_one(multirun):
+    """1e-5 and 0.00001 are the same value, type and run, with and without -m."""
+    a, b = (compose.points(["data=pydoc", f"optim.lr={x}"], multirun)[0] for x in ("1e-5", "0.00001"))
+    assert a == b and isinstance(a.config.optim.lr, float)
+
+
+def test_what_is_null_stays_null():
+    """Values that follow from others are properties; the config keeps its null."""
+    c = one().config
+    assert c.head_dim is None and c.n_kv_head is None and c.D == c.dim // c.n_head and c.G == c.n_head
+
+
+# Sweeps
+
+
+def test_axes_multiply_and_the_last_varies_fastest():
+    """Lists, range() and choice() make a grid in the order they were typed."""
+    points = many("data=pydoc", "n_head=1,2", "mlp=choice(gelu,swiglu)", "seed=range(2)")
+    assert [(p.config.n_head, p.config.mlp, p.config.seed) for p in points] == list(
+        itertools.product((1, 2), ("gelu", "swiglu"), (0, 1))
+    )
+    assert [p.swept for p in points][1] == {"n_head": 1, "mlp": "gelu", "seed": 1}
+
+
+def test_a_sweep_over_a_group():
+    """model=mha,gqa composes each file, and a key typed beside it holds for both."""
+    points = many("data=pydoc", "model=mha,gqa,mqa", "n_head=8")
+    assert [(p.config.n_head, p.config.G) for p in points] == [(8, 8), (8, 2), (8, 1)]
+    assert [p.choices["model"] for p in points] == ["mha", "gqa", "mqa"]
+
+
+def test_a_key_that_follows_another():
+    """n_kv_head=${n_head} beside n_head=2,4 is two points with equal values, named without the braces."""
+    points = many("data=pydoc", "n_head=2,4", "n_kv_head=${n_head}")
+    assert [(p.config.n_head, p.config.n_kv_head) for p in points] == [(2, 2), (4, 4)]
+    assert not any("$" in p.label for p in points)
+
+
+@pytest.mark.parametrize("words", [("seed=1,1,1",), ("n_head=2,2", "seed=1"), ("optim.lr=1e-3,0.001", "seed=1")])
+def test_repeats_collapse(words):
+    """The same run asked for several times is one run."""
+    assert len(many("data=pydoc", *words)) == 1
+
+
+@pytest.mark.parametrize("key, values", [("threads", "1,2"), ("device", "auto,cpu"), ("compile", "false,true")])
+def test_keys_that_make_no_run_of_their_own_cannot_be_swept(key, values):
+    """All points of such a sweep would share one folder, so it is refused rather than cut down to one in silence."""
+    assert key in refused("data=pydoc", f"{key}={values}", multirun=True)
+
+
+def test_swept_values_are_those_of_the_config():
+    """A float key swept as 0,0.1 has the values 0.0 and 0.1, as the table of results looks them up."""
+    points = many("data=pydoc", "attn_dropout=0,0.1", "n_kv_head=1,${n_head}")
+    assert [list(p.swept.values()) for p in points] == [[0.0, 1], [0.0, 4], [0.1, 1], [0.1, 4]]
+    assert all(isinstance(p.swept["attn_dropout"], float) for p in points)
+
+
+def test_a_canned_sweep_and_words_over_it():
+    """sweep=heads expands its axes without -m; an axis that is typed replaces the file's."""
+    points = compose.points(["data=pydoc", "sweep=heads"])
+    assert {(p.config.n_head, p.config.seed) for p in points} == set(
+        itertools.product((1, 2, 4, 8, 16, 32), range(3))
+    )
+    assert len(points) == 18 and {runs.folder(p.config, p.label).parts[1] for p in points} == {"heads"}
+    fewer = compose.points(["data=pydoc", "sweep=heads", "seed=7"])
+    assert [(p.config.n_head, p.config.seed) for p in fewer] == [(h, 7) for h in (1, 2, 4, 8, 16, 32)]
+
+
+def test_many_points_compose_in_seconds():
+    """900 points take a few seconds, all validated."""
+    began = time.perf_counter()
+    points = many("data=pydoc", "n_head=1,2,4", "optim.lr=1e-4,1e-3,1e-2", "seed=range(100)")
+    assert len(points) == 900 and time.perf_counter() - began < 10
+
+
+def test_the_last_point_is_checked_too():
+    """One impossible point refuses the whole sweep, before anything starts."""
+    assert "n_head=3" in refused("data=pydoc", "n_head=1,2,3", multirun=True)
+
+
+# Names
+
+ODD = [
+    ("seq_len=32",),
+    ("data.split=[0.8,0.1,0.1]", "optim.betas=[0.9,0.95]"),
+    ("optim.clip=null", "optim.lr=1e-5", "budget.minutes=0.5"),
+    tuple(
+        "n_layer=2 dim=64 n_head=4 n_kv_head=2 head_dim=8 v_head_dim=16 d_ff=96 mlp=swiglu norm=rms pos=learned bias=true "
+        "qkv_bias=true tie_embeddings=false attn_dropout=0.1 resid_dropout=0.1 seq_len=32 batch_size=8 grad_accum=2 "
+        "optim.lr=0.00123456789 optim.warmup=3 optim.hold=0.1 budget.steps=77".split()
+    ),
+]
+
+
+@pytest.mark.parametrize("words", ODD)
+def test_labels_are_flat_short_and_canonical(words):
+    """A run's name is one folder of plain characters under 255 bytes, the same whatever the order of the words."""
+    there = [one(*order).label for order in (words, words[::-1], sorted(words))]
+    assert len(set(there)) == 1
+    assert re.fullmatch(r"[\w.=,+-]+", there[0]) and len(there[0].encode()) < 255
+
+
+PATHS = [
+    "a.txt", "x/a.txt", "/x/a.txt", "../a.txt", "语料/输入 1.txt", "别的/输入 1.txt", "步=1.txt", "a,b.txt", "it's.txt",
+    "输" * 80 + ".txt", "输" * 80 + "入.txt", "a b.txt", "a-b.txt", "a?b.txt", "..", "con/..",
+]  # fmt: skip
+
+
+def test_labels_of_paths():
+    """Different paths have different flat names, also with the same file name, odd characters or great length."""
+    points = [compose.points(["data=file", f"data.path={p}"])[0] for p in PATHS]
+    assert [p.config.data.path for p in points] == PATHS
+    assert len(set(labels(points))) == len(PATHS)
+    for p in points:
+        assert not set('/\\:*?"<>|\n') & set(p.label) and len(p.label.encode()) < 255
+        assert runs.folder(p.config, p.label).parts[:2] == ("outputs", "train")
+
+
+def test_labels_tell_apart_what_differs():
+    """Two values of any swept key have two names, also where many keys make the name long."""
+    long = [w for w in ODD[-1] if not w.startswith("budget")]
+    points = many("data=pydoc", *long, "budget.steps=10,11", "budget.eval_every=5,6", "budget.tokens=1000,null")
+    assert len(set(labels(points))) == 8
+
+
+def test_the_same_word_in_two_sections_has_two_names():
+    """vocab_size of the model and of the data are not one word in a run's name."""
+    a = one("vocab_size=300").label
+    b = one("data.tokenizer=bpe", "data.vocab_size=300").label
+    assert "data.vocab_size" in b or not set(a.split(",")) & {w for w in b.split(",") if "vocab_size" in w}
+
+
+def test_label_has_what_was_typed_and_no_default():
+    """A plain run is `default`; what is typed is shown even when it is the default; the seed has a folder of its own."""
+    assert compose.points([])[0].label == "default"
+    assert compose.points(["n_head=4", "seed=3"])[0].label == "n_head=4"
+    assert compose.points(["model=mqa"])[0].label == "model=mqa"
+    assert many("model=mha,mqa")[0].label == "model=mha"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", ".."])
+def test_a_name_cannot_leave_the_output_folder(name):
+    """name= is a folder below output_dir; one that points out of it is refused."""
+    assert "name" in refused("data=pydoc", f"name={name}")
+
+
+# conf/ and the schema
+
+
+@pytest.mark.parametrize("group, name", GROUP_FILES, ids=lambda x: str(x))
+def test_every_file_in_conf_composes(group, name):
+    """Each file of each group gives valid points."""
+    extra = REASON_FOR_FILE.get(name, []) if group == "data" else []
+    points = compose.points([f"{group}={name}", *extra])
+    assert points and all(p.choices[group] == name for p in points)
+
+
+def test_schema_and_primary_config_are_the_same_list():
+    """conf/train.yaml has every key of the schema, in sections or at the top, and none besides."""
+    raw = yaml.safe_load((compose.conf_dir() / "train.yaml").read_text("utf-8"))
+    sections = {n for n, (_, hint) in config.field_types(Config).items() if config.section_of(hint)}
+    assert set(raw) - {"defaults", "fixed"} == set(config.field_types(Config)) - sections
+    assert {next(iter(d)) for d in raw["defaults"] if d != "_self_"} == set(compose.GROUPS)
+
+
+@pytest.mark.parametrize("group, name", [gn for gn in GROUP_FILES if gn[0] in ("data", "optim", "budget")])
+def test_section_files_have_every_key_of_their_section(group, name):
+    """A data, optim or budget file replaces its whole section, so it leaves no key to another file."""
+    raw = yaml.safe_load((compose.conf_dir() / group / f"{name}.yaml").read_text("utf-8"))
+    section = config.section_of(config.field_types(Config)[group][1])
+    assert set(raw) == set(config.field_types(section))
+
+
+@pytest.mark.parametrize("name", [n for g, n in GROUP_FILES if g == "model"])
+def test_model_files_set_model_keys_only(name):
+    """A model's file changes keys of the model, and holds fixed only keys that it sets."""
+    path = compose.conf_dir() / "model" / f"{name}.yaml"
+    raw = yaml.safe_load(path.read_text("utf-8")) or {}
+    top = list(config.field_types(Config))
+    assert set(raw) - {"fixed"} <= set(top[: top.index("batch_size")])
+    assert set(raw.get("fixed", [])) <= set(raw)
+    assert path.read_text("utf-8").startswith("# @package _global_\n# ")
+
+
+def test_a_fixed_key_is_refused_also_through_like(tmp_path, monkeypatch):
+    """A run of model=single cannot become eight heads by starting from its folder and keep that name."""
+    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    p = one("model=single")
+    run = runs.Run.open(runs.folder(p.config, p.label), p.config, "0" * 64, {"choices": p.choices})
+    run.release()
+    like = f"like={run.path}"
+    assert compose.points([like, "n_head=1"])[0].config.n_head == 1
+    try:
+        eight = compose.points([like, "n_head=8"])[0]
+    except UserError:
+        return
+    assert "single" not in eight.label and eight.choices.get("model") != "single"
+
+
+def test_like_keeps_what_the_run_had(tmp_path, monkeypatch):
+    """like= takes the run's numbers, not its output and machine keys; groups and words are laid over it."""
+    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    p = one("dim=64", "optim=adamw", "optim.lr=0.5", "name=x", "output_dir=o", "threads=1", "device=cpu", "workers=1")
+    run = runs.Run.open(runs.folder(p.config, p.label), p.config, "0" * 64, {"choices": p.choices})
+    run.release()
+    like = f"like={run.path}"
+    c = compose.points([like, "model=mqa", "seed=3"])[0].config
+    assert (c.dim, c.optim.lr, c.data.name, c.n_kv_head, c.seed) == (64, 0.5, "pydoc", 1, 3)
+    c = compose.points([like, "optim=muon"])[0].config
+    assert c.optim == one().config.optim and c.dim == 64
+    free = dataclasses.asdict(one().config)
+    assert {k: getattr(c, k) for k in ("name", "output_dir", "threads", "device", "workers", "overwrite")} == {
+        k: free[k] for k in ("name", "output_dir", "threads", "device", "workers", "overwrite")
+    }
+
+
+def test_like_beside_a_second_composer(tmp_path, monkeypatch):
+    """Two runs that serve as `like` in one process do not mix."""
+    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    paths = []
+    for dim in (32, 64):
+        p = one(f"dim={dim}")
+        run = runs.Run.open(runs.folder(p.config, p.label), p.config, "0" * 64, {"choices": p.choices})
+        run.release()
+        paths.append(str(run.path))
+    a, b = (compose.Composer(p) for p in paths)
+    assert [x.point({}, set()).config.dim for x in (a, b, a)] == [32, 64, 32]
+    assert [x.point({"model": "mqa"}, set()).config.dim for x in (a, b, a)] == [32, 64, 32]
+
+
+def test_own_config_dir(tmp_path):
+    """--config-dir brings a model and a sweep of one's own, beside those of toymha."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("# @package _global_\nn_head: 2\nmlp: swiglu\nfixed: [mlp]\n")
+    (tmp_path / "sweep/ours.yaml").write_text(
+        "# @package _global_\nsweep:\n  name: ours\n  question: Which?\n  axes:\n    model: mha,mine\n    seed: [0, 5]\n"
+    )
+    points = compose.points(["data=pydoc", "sweep=ours"], extra=tmp_path)
+    assert [(p.choices["model"], p.config.mlp, p.config.seed) for p in points] == [
+        ("mha", "gelu", 0), ("mha", "gelu", 5), ("mine", "swiglu", 0), ("mine", "swiglu", 5)
+    ]  # fmt: skip
+    assert points[0].config.sweep.question == "Which?"
+    assert "mine" in compose.choices("model", tmp_path) and "mine" not in compose.choices("model")
+    with pytest.raises(UserError, match="stands for mlp=swiglu"):
+        compose.points(["data=pydoc", "model=mine", "mlp=gelu"], extra=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "axes, wrong",
+    [("{n_heads: '1,2'}", "n_heads"), ("{n_head: '1,2', seed: 'range('}", "seed"), ("{n_head: '3'}", "n_head=3")],
+)
+def test_a_wrong_sweep_file_is_refused(tmp_path, axes, wrong):
+    """A key or value that does not exist in a sweep file is told as on the command line."""
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/bad.yaml").write_text(
+        f"# @package _global_\nsweep: {{name: bad, question: '?', axes: {axes}}}\n"
+    )
+    with pytest.raises(UserError, match=wrong):
+        compose.points(["data=pydoc", "sweep=bad"], extra=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["n_heads: 3\n", "n_head: [\n", "defaults: [nothing_here]\n", "n_head: many\n"])
+def test_a_wrong_file_of_ones_own_is_one_line(tmp_path, text):
+    """A broken or unknown entry in a user's model file is a UserError in one line."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/bad.yaml").write_text("# @package _global_\n" + text)
+    with pytest.raises(UserError) as e:
+        compose.points(["data=pydoc", "model=bad"], extra=tmp_path)
+    assert "\n" not in str(e.value)
+
+
+# Identity
+
+
+def changed(name: str, hint: typing.Any, value: typing.Any) -> typing.Any:
+    """Another value of the key's type."""
+    f, _ = config.keys()[name]
+    if f.metadata["choices"]:
+        return next(c for c in f.metadata["choices"] if c != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1 if isinstance(value, int) else value + 0.001
+    if isinstance(value, list):
+        return [*value[1:], *value[:1]]
+    kinds = [t for t in (*typing.get_args(hint), hint) if t in (int, float, str)]
+    return {int: 7, float: 0.5, str: "other"}[kinds[0]]
+
+
+def with_value(c: Config, name: str, value: typing.Any) -> Config:
+    """A copy with one key changed, past all checks of combinations."""
+    c = copy.deepcopy(c)
+    *sections, last = name.split(".")
+    target = c
+    for s in sections:
+        target = getattr(target, s)
+    object.__setattr__(target, last, value)
+    return c
+
+
+@pytest.mark.parametrize("name", [k for k in config.keys() if not k.startswith("sweep.")])
+def test_identity_counts_every_key_but_output_and_machine(name):
+    """Each key of the schema makes another run, except those that say where it goes and what it runs on."""
+    c = one().config
+    _, hint = config.keys()[name]
+    other = with_value(c, name, changed(name, hint, compose._get(config.plain(c), name)))
+    assert other != c
+    same = runs.identity(other, "text") == runs.identity(c, "text")
+    assert same == (name in NOT_IDENTITY)
+
+
+def test_identity_counts_the_text_and_not_its_path():
+    """Another text is another run; the same text in another place is the same."""
+    a, b = (compose.points(["data=file", f"data.path={p}"])[0].config for p in ("a.txt", "x/b.txt"))
+    assert runs.identity(a, "1") == runs.identity(b, "1") != runs.identity(a, "2")
+
+
+def test_identity_survives_the_config_file():
+    """config.yaml read back is the same config."""
+    c = one("optim.lr=1e-5", "data.split=[0.8,0.2]", "budget.minutes=1").config
+    again = config.build(yaml.safe_load(yaml.safe_dump(config.plain(c))))
+    assert again == c and runs.identity(again, "t") == runs.identity(c, "t")
+
+
+# Imports
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_reading_results_needs_no_torch():
+    """report, config, stats, cost and runs leave torch alone."""
+    there = modules_after("import toymha.report, toymha.config, toymha.stats, toymha.cost, toymha.runs")
+    assert not there & {"torch", "hydra", "tensorboard"}
+
+
+def test_the_command_line_starts_light():
+    """toymha.cli imports neither torch nor hydra nor omegaconf."""
+    assert not modules_after("import toymha.cli") & {"torch", "hydra", "omegaconf", "numpy", "scipy"}

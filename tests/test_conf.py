@@ -1,0 +1,74 @@
+"""Law 10: every file in conf/ builds, trains two steps, evaluates and reloads. What is added is tested by being there."""
+
+import pytest
+
+from toymha.cli import main
+from toymha.compose import points
+from toymha.config import choices
+from toymha.data.text import SOURCES
+from toymha.runs import Run, find
+
+QUICK = (
+    "n_layer=2 dim=32 seq_len=16 batch_size=4 threads=1 device=cpu budget.eval_tokens=64 budget.sample_tokens=4".split()
+)
+TWO_STEPS = [*QUICK, "budget.steps=2", "budget.tokens=null", "budget.minutes=null"]
+MODELS = [m for m in choices("model") if m != "gpt2_small"]
+LOCAL = [d for d in choices("data") if d != "file" and not SOURCES[d].files]
+BUNDLES = [("model", m) for m in MODELS] + [("optim", o) for o in choices("optim")] + [("data", d) for d in LOCAL]
+
+
+@pytest.mark.parametrize("group, choice", BUNDLES)
+def test_trains_evaluates_and_reloads(tmp_path, monkeypatch, capsys, group, choice):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{group}={choice}", *([] if group == "data" else ["data=pydoc"])]
+    assert main(["train", *words, *TWO_STEPS]) == 0
+    (run,) = find("outputs")
+    assert main(["eval", f"run={run.path}", "device=cpu", "threads=1"]) == 0
+    loss = Run.load(run.path).summary["val"]["loss"]
+    assert f"loss {loss:.4f}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_gpt2_small_trains_at_a_smaller_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "model=gpt2_small", "data=pydoc", "n_head=4", "vocab_size=null", *TWO_STEPS]) == 0
+
+
+@pytest.mark.parametrize("budget", choices("budget"))
+def test_budgets_end(budget):
+    (point,) = points([f"budget={budget}"])
+    assert 0 < point.config.max_steps < 10_000
+
+
+@pytest.mark.parametrize("sweep", choices("sweep"))
+def test_sweeps_compose(sweep):
+    """With at least two settings, each with the same seeds."""
+    made = points([f"sweep={sweep}"])
+    seeds = {label: {p.config.seed for p in made if p.label == label} for label in {p.label for p in made}}
+    assert len(seeds) > 1 and len(set(map(frozenset, seeds.values()))) == 1
+    assert made[0].config.sweep.name == sweep and made[0].config.sweep.question.endswith("?")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("sweep", choices("sweep"))
+def test_sweeps_run(tmp_path, monkeypatch, sweep):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", f"sweep={sweep}", "budget=smoke", "data=pydoc"]) == 0
+
+
+@pytest.mark.deep
+def test_compiled_runs_like_the_plain_one(tmp_path, monkeypatch):
+    """torch.compile changes speed, names of weights and last digits not at all or hardly."""
+    monkeypatch.chdir(tmp_path)
+    for compiled in ("true", "false"):
+        words = [
+            "data=pydoc",
+            f"name={compiled}",
+            f"compile={compiled}",
+            *QUICK,
+            "budget.steps=20",
+            "budget.tokens=null",
+        ]
+        assert main(["train", *words]) == 0
+    a, b = (next(find(f"outputs/{n}")) for n in ("true", "false"))
+    assert a.load_weights("model").keys() == b.load_weights("model").keys()
+    assert a.summary["val"]["loss"] == pytest.approx(b.summary["val"]["loss"], rel=1e-4)
