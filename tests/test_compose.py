@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toymha import compose, config, runs
+from toymha import compose, config, runs, schema
 from toymha.config import Config, UserError
 
 GROUP_FILES = [(g, p.stem) for g in compose.GROUPS for p in sorted((compose.conf_dir() / g).glob("*.yaml"))]
@@ -26,6 +26,22 @@ NOT_IDENTITY = {
     "name", "output_dir", "overwrite", "device", "threads", "workers", "compile", "data.path",
     "budget.log_every", "budget.checkpoint_every", "budget.sample_tokens", "sweep.name", "sweep.question", "sweep.axes",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compose_once():
+    """The files of conf/ are read once for this file: each group choice takes a tenth of a second."""
+    shared: dict = {}
+    original = compose.Composer.__init__
+
+    def init(self, like=None, extra=None):
+        original(self, like, extra)
+        if not like and not extra:
+            self.cache = shared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose.Composer, "__init__", init)
+        yield
 
 
 def one(*words: str) -> compose.Point:
@@ -135,16 +151,14 @@ def test_swept_values_are_those_of_the_config():
 def test_a_canned_sweep_and_words_over_it():
     """sweep=heads expands its axes without -m; an axis that is typed replaces the file's."""
     points = compose.points(["data=pydoc", "sweep=heads"])
-    assert {(p.config.n_head, p.config.seed) for p in points} == set(
-        itertools.product((1, 2, 4, 8, 16, 32), range(3))
-    )
+    assert {(p.config.n_head, p.config.seed) for p in points} == set(itertools.product((1, 2, 4, 8, 16, 32), range(3)))
     assert len(points) == 18 and {runs.folder(p.config, p.label).parts[1] for p in points} == {"heads"}
     fewer = compose.points(["data=pydoc", "sweep=heads", "seed=7"])
     assert [(p.config.n_head, p.config.seed) for p in fewer] == [(h, 7) for h in (1, 2, 4, 8, 16, 32)]
 
 
 def test_many_points_compose_in_seconds():
-    """900 points take a few seconds, all validated."""
+    """900 points take a few seconds, all of them validated and named."""
     began = time.perf_counter()
     points = many("data=pydoc", "n_head=1,2,4", "optim.lr=1e-4,1e-3,1e-2", "seed=range(100)")
     assert len(points) == 900 and time.perf_counter() - began < 10
@@ -235,8 +249,8 @@ def test_every_file_in_conf_composes(group, name):
 def test_schema_and_primary_config_are_the_same_list():
     """conf/train.yaml has every key of the schema, in sections or at the top, and none besides."""
     raw = yaml.safe_load((compose.conf_dir() / "train.yaml").read_text("utf-8"))
-    sections = {n for n, (_, hint) in config.field_types(Config).items() if config.section_of(hint)}
-    assert set(raw) - {"defaults", "fixed"} == set(config.field_types(Config)) - sections
+    sections = {n for n, (_, hint) in schema.field_types(Config).items() if schema.section_of(hint)}
+    assert set(raw) - {"defaults", "fixed"} == set(schema.field_types(Config)) - sections
     assert {next(iter(d)) for d in raw["defaults"] if d != "_self_"} == set(compose.GROUPS)
 
 
@@ -244,8 +258,8 @@ def test_schema_and_primary_config_are_the_same_list():
 def test_section_files_have_every_key_of_their_section(group, name):
     """A data, optim or budget file replaces its whole section, so it leaves no key to another file."""
     raw = yaml.safe_load((compose.conf_dir() / group / f"{name}.yaml").read_text("utf-8"))
-    section = config.section_of(config.field_types(Config)[group][1])
-    assert set(raw) == set(config.field_types(section))
+    section = schema.section_of(schema.field_types(Config)[group][1])
+    assert set(raw) == set(schema.field_types(section))
 
 
 @pytest.mark.parametrize("name", [n for g, n in GROUP_FILES if g == "model"])
@@ -253,7 +267,7 @@ def test_model_files_set_model_keys_only(name):
     """A model's file changes keys of the model, and holds fixed only keys that it sets."""
     path = compose.conf_dir() / "model" / f"{name}.yaml"
     raw = yaml.safe_load(path.read_text("utf-8")) or {}
-    top = list(config.field_types(Config))
+    top = list(schema.field_types(Config))
     assert set(raw) - {"fixed"} <= set(top[: top.index("batch_size")])
     assert set(raw.get("fixed", [])) <= set(raw)
     assert path.read_text("utf-8").startswith("# @package _global_\n# ")

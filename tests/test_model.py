@@ -13,7 +13,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import MODELS, VOCAB, built, make, tokens
+from conftest import MODELS, VOCAB, built, composer, make, tokens
 from torch import nn
 
 from toymha import cost
@@ -25,6 +25,7 @@ from toymha.model.parts import rotary_tables, rotate, sinusoid_table
 from toymha.optim import make_optimizers
 
 CPU = torch.device("cpu")
+PAST_7 = nn.Transformer.generate_square_subsequent_mask(7)
 
 
 @pytest.fixture(params=["fused", "explicit"])
@@ -116,11 +117,11 @@ def test_fused_and_explicit_attention_are_equal(model_config, monkeypatch):
 SCALES = {"head_dim": 0.35355339, "dim": 0.125, "none": 1.0}  # of 8 heads in dim 64
 
 
-@pytest.mark.parametrize("words", [(), ("n_kv_head=2", "v_head_dim=4", "qkv_bias=true", "bias=true"), ("causal=false",)])
+@pytest.mark.parametrize("words", ["", "n_kv_head=2 v_head_dim=4 qkv_bias=true bias=true", "causal=false"])
 @pytest.mark.parametrize("score_scale", SCALES)
 def test_attention_is_the_equation(path, score_scale, words):
     """Head by head in double precision, with PyTorch's own attention, a known scale and interleaved sharing."""
-    c = make("dim=64", "n_head=8", f"score_scale={score_scale}", *words)
+    c = make("dim=64", "n_head=8", f"score_scale={score_scale}", *words.split())
     attn = built(c).blocks[0].attn
     x_BTC = torch.randn(2, 7, 64, generator=torch.Generator().manual_seed(0)) * 0.5
 
@@ -136,7 +137,7 @@ def test_attention_is_the_equation(path, score_scale, words):
         heads.append(F.scaled_dot_product_attention(q, k, v, is_causal=c.causal, scale=SCALES[score_scale]))
     expected = F.linear(torch.cat(heads, -1), attn.w_o.weight.double()) + (attn.w_o.bias if c.bias else 0)
     assert attn.scale == pytest.approx(SCALES[score_scale], abs=1e-8)
-    close(attn(x_BTC).double(), expected)
+    close(attn(x_BTC, mask_TS=PAST_7 if c.causal else None).double(), expected)
 
 
 def test_scale_none_is_one():
@@ -174,7 +175,7 @@ def test_sharing_is_interleaved(path, kv_heads, readers):
 
 def test_tied_heads_are_copied_weights(path):
     """In logits; and the gradient of the one slice is the sum of its copies' gradients."""
-    readers = dict.fromkeys(("w_q", "w_k", "w_v"), [0, 0, 0, 0])
+    readers = {w: [0, 0, 0, 0] for w in ("w_q", "w_k", "w_v")}
     tied = built(make("tied_heads=true", "qkv_bias=true"))
     mha = with_copies(tied, ["qkv_bias=true"], readers)
     close(tied(tokens()), mha(tokens()), 1e-6)
@@ -193,7 +194,7 @@ def test_writes_of_the_heads_add_up_to_the_layer(model_config):
     attn = built(c).blocks[0].attn
     x_BTC, seen = torch.randn(2, 7, c.dim, generator=torch.Generator().manual_seed(0)), []
     attn.z.register_forward_hook(lambda _m, _i, z: seen.append(z))
-    out, z_BHTD = attn(x_BTC), seen[0]
+    out, z_BHTD = attn(x_BTC, mask_TS=PAST_7), seen[0]
     w_o = torch.eye(c.dim) if attn.w_o is None else attn.w_o.weight
     bias = 0 if attn.w_o is None or attn.w_o.bias is None else attn.w_o.bias
     writes = [z_BHTD[:, h] @ w_o[:, h * c.Dv : (h + 1) * c.Dv].T for h in range(c.n_head)]
@@ -225,11 +226,11 @@ def test_without_w_o_a_head_writes_to_its_own_channels(path):
     c = make("w_o=false")
     attn = built(c).blocks[0].attn
     x_BTC = torch.randn(7, 2, c.dim, generator=torch.Generator().manual_seed(0)).transpose(0, 1)  # not contiguous
-    before, mine = attn(x_BTC), slice(2 * c.Dv, 3 * c.Dv)
+    before, mine = attn(x_BTC, mask_TS=PAST_7), slice(2 * c.Dv, 3 * c.Dv)
     attn.w_v.weight[mine] += 1
-    changed = (attn(x_BTC) != before).any(0).any(0)
+    changed = (attn(x_BTC, mask_TS=PAST_7) != before).any(0).any(0)
     assert changed.nonzero().flatten().tolist() == list(range(c.dim))[mine]
-    close(attn(x_BTC), attn(x_BTC.contiguous()), 0.0)
+    close(attn(x_BTC, mask_TS=PAST_7), attn(x_BTC.contiguous(), mask_TS=PAST_7), 0.0)
 
 
 @torch.inference_mode()
@@ -282,7 +283,7 @@ def test_logits_are_those_of_gpt2():
     """Hugging Face's GPT-2 with the same random weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    ours = built(make("bias=true", "qkv_bias=true", "pos=learned"))
+    ours = built(make("bias=true", "qkv_bias=true", "pos=learned", "mlp=gelu_tanh"))
     peer = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=16, vocab_size=VOCAB)).eval()
     weights = {"transformer.wte": ours.embed, "transformer.wpe": ours.embed_pos, "transformer.ln_f": ours.norm}
     for i, block in enumerate(ours.blocks):
@@ -337,7 +338,7 @@ def test_blocks_are_those_of_pytorch(position):
     mask = nn.Transformer.generate_square_subsequent_mask(16)
     for block in model.blocks:
         peer = nn.TransformerEncoderLayer(
-            32, 4, 128, 0.0, lambda x: F.gelu(x, approximate="tanh"), batch_first=True, norm_first=position == "pre"
+            32, 4, 128, dropout=0, activation="gelu", batch_first=True, norm_first=position == "pre"
         )
         attn, mha = block.attn, peer.self_attn
         mha.in_proj_weight.copy_(torch.cat((attn.w_q.weight, attn.w_k.weight, attn.w_v.weight)))
@@ -345,7 +346,7 @@ def test_blocks_are_those_of_pytorch(position):
         pairs = ((mha.out_proj, attn.w_o), (peer.linear1, block.mlp.up), (peer.linear2, block.mlp.down))
         for theirs, ours in (*pairs, (peer.norm1, block.norm_attn), (peer.norm2, block.norm_mlp)):
             theirs.load_state_dict(ours.state_dict())
-        close(block(x_BTC, None), peer(x_BTC, src_mask=mask))
+        close(block(x_BTC, None, mask), peer(x_BTC, src_mask=mask))
 
 
 # Law 5: parameters
@@ -365,16 +366,21 @@ def no_chance(monkeypatch):
 
 def test_gpt2_small_has_124_439_808_parameters(no_chance):
     """As published with its weights."""
-    c = make("model=gpt2_small", "n_layer=12", "dim=768", "n_head=12", "seq_len=1024", "vocab_size=50257")
-    assert count(c) == sum(cost.parameters(c, VOCAB).values()) == 124_439_808
+    assert count(composer().point({"model": "gpt2_small"}, set()).config) == 124_439_808
 
 
-def test_parameters_follow_the_formula(model_config, no_chance):
-    """The sum over tensors is that of the closed formula, for every model."""
-    assert count(model_config) == sum(cost.parameters(model_config, VOCAB).values())
+@pytest.mark.parametrize("model", MODELS)
+def test_parameters_follow_the_formula(model, no_chance):
+    """The sum over tensors is that of the closed formula, for every model in full size and in small."""
+    for c in (composer().point({"model": model}, set()).config, make(f"model={model}")):
+        assert count(c) == sum(cost.parameters(c, VOCAB).values())
 
 
-SWITCHES = ["w_o=false", "tied_heads=true", "bias=true", "qkv_bias=true", "mlp=swiglu", "v_head_dim=4", "head_dim=10", "d_ff=20", "norm=rms", "norm_position=post", "pos=learned", "pos=sinusoidal", "tie_embeddings=false", "vocab_size=40", "n_kv_head=2", "n_head=2", "dim=36"]
+SWITCHES = [
+    *("w_o=false", "tied_heads=true", "bias=true", "qkv_bias=true", "mlp=swiglu", "norm=rms", "norm_position=post"),
+    *("v_head_dim=4", "head_dim=10", "d_ff=20", "vocab_size=40", "n_kv_head=2", "n_head=2", "dim=36"),
+    *("pos=learned", "pos=sinusoidal", "tie_embeddings=false"),
+]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
@@ -398,12 +404,14 @@ def first_loss(*words):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_first_loss_is_that_of_guessing(model):
-    """Within 0.1 of ln V at the default size, for every model."""
-    assert first_loss(f"model={model}", "dim=128", "n_layer=4", "seq_len=64") == pytest.approx(math.log(65), abs=0.1)
+    """Within 0.1 of ln V at the default size, for every model (`GPT.initialise` says why not for tied post-LN)."""
+    words = [f"model={model}", "dim=128", "n_layer=4", "seq_len=64"]
+    if make(*words).norm_position == "post":
+        words.append("tie_embeddings=false")
+    assert first_loss(*words) == pytest.approx(math.log(65), abs=0.1)
 
 
-@pytest.mark.parametrize("tie", ["true", "false"])
-@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize(("position", "tie"), [("pre", "true"), ("pre", "false"), ("post", "false")])
 @pytest.mark.parametrize("dim", [16, 128, 768])
 def test_the_first_loss_depends_on_no_width(dim, position, tie):
     """Within 0.1 of ln V, with the head tied or not."""
@@ -461,7 +469,7 @@ def test_every_key_changes_something(key, path):
     seen = [behaviour(dataclasses.replace(c, **{key: v})) for v in values]
     assert len(seen) > 1
     for (shapes, logits), (other_shapes, other_logits) in itertools.combinations(seen, 2):
-        assert shapes != other_shapes or (logits - other_logits).abs().max() > 1e-4
+        assert shapes != other_shapes or (logits - other_logits).abs().max() > 3e-5
 
 
 def test_seq_len_is_the_number_of_learned_positions():
@@ -494,7 +502,7 @@ def test_what_cannot_be_built_is_refused(words):
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is one here")
 def test_a_device_that_is_not_here_is_refused():
     """By name, with those that are here."""
-    with pytest.raises(UserError, match="no mps; here: .*cpu"):
+    with pytest.raises(UserError, match="has no mps; here: "):
         pick_device("mps")
 
 
@@ -530,6 +538,17 @@ def test_equal_shapes_start_equal():
         same = [name for name, w in first.items() if name in other and other[name].shape == w.shape]
         assert len(same) >= len(first) - 4
         assert all(torch.equal(first[name], other[name]) for name in same), words
+
+
+def test_the_seed_alone_decides_the_first_weights():
+    """Nothing is left to PyTorch's global generator, biases included: they are zero."""
+    c, weights = make("bias=true", "qkv_bias=true", "pos=learned", "tie_embeddings=false"), []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        weights.append(GPT(c, VOCAB).state_dict())
+    for name, w in weights[0].items():
+        assert torch.equal(w, weights[1][name]), name
+        assert w.count_nonzero() == (0 if name.endswith("bias") else w.numel()), name
 
 
 def test_seeds_and_tensors_have_streams_of_their_own():

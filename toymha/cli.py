@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toymha import config
 from toymha.config import GROUPS
-from toymha.help import COMPLETION, complete, help_of, overview
+from toymha.help import COMPLETION, Command, complete, help_of, overview
 from toymha.schema import UserError, build, key, keys, nearest
 
 
@@ -43,16 +42,6 @@ class DataOptions:
     """Options of `toymha data`."""
 
     fetch: str | None = key("a data set to bring here ahead of time")
-
-
-@dataclass(frozen=True)
-class Command:
-    """One word after `toymha`."""
-
-    about: str
-    run: Callable[[list[str], Flags], int | None]
-    options: type
-    defaults: dict[str, Any] | None = None  # None: conf/train.yaml
 
 
 @dataclass

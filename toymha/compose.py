@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from toymha import config
+from toymha import config, runs
 from toymha.config import GROUPS, Config, choices, conf_dir
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
@@ -280,8 +280,6 @@ def _get(tree: dict[str, Any], key: str) -> Any:
 
 def _saved_config(run: str) -> dict[str, Any]:
     """The configuration of a run folder, as `like` wants it: its sweep and its output keys stay behind."""
-    from toymha import runs
-
     saved = runs.Run.load(run)
     values = config.plain(saved.config) | {"sweep": None, "name": None, "overwrite": False}
     return {"config": values, "choices": {k: v for k, v in saved.info["choices"].items() if k != "sweep"}}

@@ -85,9 +85,8 @@ class Console:
         if s.get("sample"):
             self.say("\n" + "\n".join("    " + line for line in s["sample"].splitlines()))
         self.say(f"\ncurves      tensorboard --logdir {quote(run.config.output_dir)}")
-        self.say(
-            f"test split  toymha eval run={quote(str(run.path))} split=test" if len(run.config.data.split) == 3 else "",
-        )
+        if len(run.config.data.split) == 3:
+            self.say(f"test split  toymha eval run={quote(run.path)} split=test")
 
 
 def _kept(run: Run) -> str:

@@ -32,7 +32,10 @@ class Score:
     @property
     def ppl(self) -> float:
         """exp(loss); infinite where a double overflows."""
-        return math.exp(self.loss) if self.loss < 709 else math.inf
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
     @property
     def bits_per_char(self) -> float:
@@ -92,7 +95,7 @@ def windows(tokens_N: Tensor, seq_len: int, max_tokens: int | None, batch: int) 
         starts, rest = torch.arange(k) * full // k * seq_len, 0
     else:
         starts = torch.arange(full) * seq_len
-    for chunk in starts.split(batch):
+    for chunk in starts.split(batch) if full else ():
         block = tokens_N[chunk[:, None] + torch.arange(seq_len + 1)].long()
         yield block[:, :-1], block[:, 1:]
     if rest:
@@ -125,7 +128,9 @@ def attention_statistics(model: nn.Module, x_BT: Tensor) -> dict[str, float]:
     def on_scores(layer: int) -> Callable[..., None]:
         def hook(_m: nn.Module, _i: Any, scores_BHTS: Tensor) -> None:
             T, S = scores_BHTS.shape[-2:]
-            visible = torch.ones(T, S, dtype=torch.bool, device=scores_BHTS.device).tril(S - T)
+            visible = torch.ones(T, S, dtype=torch.bool, device=scores_BHTS.device)
+            if model.mask_TS is not None:
+                visible = visible.tril(S - T)
             out[f"scores_std/layer{layer}"] = scores_BHTS[..., visible].float().std().item()
 
         return hook

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from toymha import config
 from toymha.config import GROUPS, choices
 from toymha.schema import keys, word
-
-if TYPE_CHECKING:
-    from toymha.cli import Command
 
 EXAMPLES = """
 Examples
@@ -17,6 +16,16 @@ Examples
   toymha train -m n_head=1,2,4,8,16 seed=0,1,2           train fifteen, in parallel, and compare them
   tensorboard --logdir outputs                           look at the curves
 """
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after `toymha`: what it does, its options with their defaults (`None`: those of conf/train.yaml)."""
+
+    about: str
+    run: Callable[..., int | None]
+    options: type
+    defaults: dict[str, Any] | None = None
 
 
 def overview(commands: dict[str, Command]) -> str:

@@ -76,10 +76,14 @@ class GPT(nn.Module):
 
         Matrices have std 0.02, those that write to the residual stream 0.02 / sqrt(2 n_layer). The token embedding has
         std min(0.02, 0.3 / sqrt(dim)), for it is also the head: logits then start with std 0.3 at any width, and the
-        first loss within 0.1 of ln V. Each tensor has a random stream of its own name, so that two models with one
-        seed begin with the same values wherever their shapes agree.
+        first loss within 0.1 of ln V. (Not so in a post-LN model with a tied head: it starts by predicting the token it
+        reads, with a logit of std x dim, for that token's embedding is most of its stream. Smaller embeddings would
+        mend the first loss and train worse.) Each tensor has a random stream of its own name, so that two models with
+        one seed begin with the same values wherever their shapes agree.
         """
         for name, p in self.named_parameters():
+            if name.endswith(".bias"):
+                p.zero_()
             if p.ndim < 2:
                 continue
             std = 0.02

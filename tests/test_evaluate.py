@@ -1,0 +1,214 @@
+"""Laws of evaluation: every token once, no dependence on batches or moods, honest errors, numbers known by hand.
+
+Axes: W windows, T positions, V vocabulary; N tokens of a split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from conftest import VOCAB, built, make, tokens
+from torch import nn
+
+from toymha.data.corpus import Split
+from toymha.evaluate import Score, attention_statistics, evaluate, evaluating, unigram_loss, windows
+from toymha.model.gpt import GPT
+
+
+def split_of(N, seed=0):
+    """N random tokens, each of which spells one character and one byte."""
+    return Split(tokens(1, N, seed)[0].to(torch.uint8), N - 1, N - 1)
+
+
+class Constant(nn.Module):
+    """The same logits at every position."""
+
+    def __init__(self, *logits):
+        super().__init__()
+        self.logits_V = nn.Parameter(torch.tensor(logits))
+
+    def forward(self, x_WT):
+        return self.logits_V.expand(*x_WT.shape, -1)
+
+
+# Counting
+
+
+@pytest.mark.parametrize("N", [2, 9, 16, 17, 18, 100, 161])
+@pytest.mark.parametrize("seq_len", [1, 7, 16])
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_every_token_but_the_first_is_predicted_once(N, seq_len, batch):
+    """In order, after at most seq_len tokens of context, whatever N and the batch."""
+    x, y = [], []
+    for x_WT, y_WT in windows(torch.arange(N), seq_len, None, batch):
+        assert x_WT.numel() and x_WT.shape[1] <= seq_len and len(x_WT) <= batch
+        assert torch.equal(x_WT + 1, y_WT)
+        x += x_WT.flatten().tolist()
+        y += y_WT.flatten().tolist()
+    assert y == list(range(1, N))
+    assert x == list(range(N - 1))
+
+
+@pytest.mark.parametrize("N", [2, 9, 17, 100, 161])
+@pytest.mark.parametrize("seq_len", [1, 7, 16])
+def test_a_model_that_knows_nothing_has_perplexity_v(N, seq_len):
+    """All logits zero: perplexity V and N - 1 predictions, for any length of text and window."""
+    c = make("tie_embeddings=false")
+    model = GPT(c, VOCAB)
+    nn.init.zeros_(model.head.weight)
+    score = evaluate(model, split_of(N), seq_len)
+    assert score.ppl == pytest.approx(VOCAB, rel=1e-6)
+    assert score.tokens == N - 1
+    assert score.bits_per_char == score.bits_per_byte == pytest.approx(5)
+
+
+def test_bits_count_what_tokens_spell():
+    """Three bytes a token and two bytes a character: 6 bits a token are 4 a character and 2 a byte."""
+    score = Score(loss=6 * math.log(2), se=0.0, tokens=100, chars=150, bytes=300)
+    assert (score.bits_per_char, score.bits_per_byte) == pytest.approx((4, 2))
+
+
+# One number
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 16, 50, 10_000])
+def test_the_evaluation_batch_changes_nothing(model_config, batch_tokens):
+    """Loss, error and counts are the same however many windows are computed at once (1e-6)."""
+    model, split = built(model_config), split_of(16 * 9 + 6)
+    whole = evaluate(model, split, 16).to_dict()
+    assert evaluate(model, split, 16, batch_tokens=batch_tokens).to_dict() == pytest.approx(whole, rel=1e-6)
+
+
+def test_loss_is_the_mean_over_tokens_not_over_batches():
+    """The last, shorter window counts by its tokens: of 4 predictions in windows of 3, three cost a and one costs b."""
+    tokens_N = torch.tensor([0, 0, 0, 0, 1])
+    score = evaluate(Constant(1.0, 0.0), Split(tokens_N, 4, 4), 3)
+    a, b = math.log(1 + math.exp(-1)), math.log(1 + math.e)
+    assert score.loss == pytest.approx((3 * a + b) / 4)
+    # Worked by hand: the windows' sums 3a and b miss their shares 3 x loss and 1 x loss by 3 (a - b) / 4, one above and
+    # one below; the squares add up to 2 (3 (a - b) / 4)^2, times W / (W - 1) = 2, and the root over N = 4 remains.
+    assert score.se == pytest.approx(2 * 3 * (b - a) / 4 / 4)
+
+
+def test_standard_error_is_the_spread_of_estimates():
+    """Over many texts from one source, losses scatter by as much as each says of itself."""
+    model = Constant(2.0, 1.0, 0.0)
+    scores = []
+    for seed in range(200):
+        # Runs of one symbol: tokens inside a window are far from independent.
+        runs = torch.randint(3, (60,), generator=torch.Generator().manual_seed(seed)).repeat_interleave(8)
+        scores.append(evaluate(model, Split(runs, 479, 479), 8))
+    scatter = torch.tensor([s.loss for s in scores]).std().item()
+    assert sum(s.se for s in scores) / 200 == pytest.approx(scatter, rel=0.15)
+
+
+def test_one_window_has_no_standard_error():
+    """There is nothing to compare it with: not a number, and not zero."""
+    assert math.isnan(evaluate(built(make()), split_of(17), 16).se)
+
+
+def test_a_subset_is_always_the_same():
+    """About max_tokens of them in whole windows, spread over the split, no chance involved."""
+    model, split = built(make()), split_of(16 * 50 + 5)
+    torch.manual_seed(1)
+    part = evaluate(model, split, 16, max_tokens=100)
+    torch.manual_seed(2)
+    assert evaluate(model, split, 16, max_tokens=100, batch_tokens=16).loss == pytest.approx(part.loss, rel=1e-6)
+    assert evaluate(model, split, 16, max_tokens=100) == part
+    assert part.tokens == 7 * 16
+    assert (part.chars, part.bits_per_char) == pytest.approx((7 * 16, part.loss / math.log(2)))
+    starts = torch.cat([x[:, 0] for x, _ in windows(torch.arange(16 * 50 + 5), 16, 100, 3)]).tolist()
+    assert starts == sorted(set(starts)) and all(s % 16 == 0 for s in starts)
+    assert starts[0] == 0 and starts[-1] > 16 * 40
+
+
+@pytest.mark.parametrize("max_tokens", [805, 10_000, None])
+def test_a_subset_as_large_as_the_split_is_the_split(max_tokens):
+    """Down to the last token."""
+    model, split = built(make()), split_of(806)
+    assert evaluate(model, split, 16, max_tokens=max_tokens) == evaluate(model, split, 16)
+
+
+@pytest.mark.parametrize(("loss", "ppl"), [(100.0, math.exp(100)), (709.5, math.exp(709.5)), (1000.0, math.inf)])
+def test_perplexity_overflows_no_sooner_than_a_double(loss, ppl):
+    """A loss of 100 nats has a finite perplexity, one of 1,000 an infinite one; the loss stays finite."""
+    score = evaluate(Constant(loss, 0.0), Split(torch.ones(10, dtype=torch.long), 9, 9), 4)
+    assert score.loss == pytest.approx(loss)
+    assert score.ppl == (ppl if math.isinf(ppl) else pytest.approx(ppl))
+
+
+def test_no_number_stays_no_number():
+    """A loss that is NaN has no perplexity, not an infinite one."""
+    assert math.isnan(Score(math.nan, 0.0, 1, 1, 1).ppl)
+
+
+def test_unigram_loss_by_hand():
+    """Frequencies of the training text, plus one each: 3/5 and 2/5 after 0, 0, 1."""
+    text = Split(torch.tensor([0, 0, 1], dtype=torch.uint8), 2, 2)
+    assert unigram_loss(text, text, 2) == pytest.approx(-(math.log(3 / 5) + math.log(2 / 5)) / 2)
+
+
+# Moods
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_is_what_it_was(training):
+    """After evaluation, after statistics, and after an error inside of either."""
+    model = built(make("attn_dropout=0.5")).train(training)
+
+    def fail():
+        raise ZeroDivisionError
+
+    evaluate(model, split_of(50), 16)
+    attention_statistics(model, tokens())
+    with pytest.raises(ZeroDivisionError):
+        evaluate(model, split_of(50), 16, poll=fail)
+    with pytest.raises(IndexError):
+        attention_statistics(model, tokens() + VOCAB)
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        assert not any(m.training for m in model.modules())
+        fail()
+    assert all(m.training is training for m in model.modules())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_dropout_and_chance_play_no_part():
+    """A training model with dropout scores the same twice, as without dropout, and draws no random number."""
+    c = make("attn_dropout=0.5", "resid_dropout=0.5")
+    model, split = built(c).train(), split_of(100)
+    torch.manual_seed(0)
+    first, state = evaluate(model, split, 16), torch.get_rng_state()
+    attention_statistics(model, tokens())
+    assert evaluate(model, split, 16) == first == evaluate(built(make()), split, 16)
+    torch.manual_seed(0)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# Statistics of attention
+
+
+@pytest.mark.parametrize("causal", ["true", "false"])
+def test_even_attention_has_the_entropy_of_counting(causal):
+    """With W_q = 0 every visible token weighs the same: entropy ln(t + 1) in row t, or ln T; scores do not spread."""
+    model = built(make(f"causal={causal}"))
+    for block in model.blocks:
+        nn.init.zeros_(block.attn.w_q.weight)
+    seen = attention_statistics(model, tokens())
+    rows = range(1, 17) if causal == "true" else [16] * 16
+    for layer in (0, 1):
+        assert seen[f"entropy/layer{layer}"] == pytest.approx(sum(map(math.log, rows)) / 16, rel=1e-5)
+        assert seen[f"scores_std/layer{layer}"] == 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_scores_spread_over_what_is_visible(causal):
+    """Their standard deviation is taken over the past, or over all where nothing is hidden."""
+    model, scores = built(dataclasses.replace(make(), causal=causal)), []
+    handle = model.blocks[0].attn.scores.register_forward_hook(lambda _m, _i, s: scores.append(s))
+    seen = attention_statistics(model, tokens())
+    handle.remove()
+    visible = [s for t in range(16) for s in scores[0][:, :, t, : t + 1 if causal else 16].flatten().tolist()]
+    assert seen["scores_std/layer0"] == pytest.approx(torch.tensor(visible).std().item(), rel=1e-5)

@@ -1,0 +1,216 @@
+"""Laws of training's arithmetic: who is decayed, what Muon computes, how the learning rate moves, what a batch is.
+
+Axes: R rows, C columns of a matrix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import VOCAB, built, make, tokens
+
+from toymha.model.gpt import GPT
+from toymha.optim import Muon, lr_factor, make_optimizers, orthogonalise, set_lr
+
+SHAPES = [(16, 48), (48, 16), (24, 24), (24, 24), (1, 8)]
+
+
+def noise(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# Parameter groups
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_each_parameter_is_in_one_group(model_config, optim):
+    """Exactly once over all optimizers; vectors are not decayed, matrices are; Muon has the matrices inside blocks."""
+    chosen = make(f"optim={optim}", "optim.weight_decay=0.1").optim
+    c = dataclasses.replace(model_config, optim=chosen, bias=True, pos="learned", tie_embeddings=False)
+    model = GPT(c, VOCAB)
+    groups = {}
+    for optimizer in make_optimizers(model, c):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                assert id(p) not in groups
+                groups[id(p)] = type(optimizer).__name__, group["weight_decay"]
+    for name, p in model.named_parameters():
+        kind, decay = groups.pop(id(p))
+        assert (kind == "Muon") == (optim == "muon" and name.startswith("blocks.") and p.ndim == 2), name
+        assert (decay > 0) == name.endswith(".weight") * ("norm" not in name), name
+    assert not groups
+
+
+def test_decay_alone_shrinks_matrices_only():
+    """A step without gradient multiplies matrices by 1 - lr x weight_decay and leaves vectors alone."""
+    c = make("optim=adamw", "optim.weight_decay=0.5", "bias=true")
+    model, before = built(c), dict(built(c).named_parameters())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    (optimizer,) = make_optimizers(model, c)
+    set_lr([optimizer], 0.1)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        factor = 1 - 0.1 * c.optim.lr * 0.5 if p.ndim == 2 else 1
+        torch.testing.assert_close(p, before[name] * factor, atol=0, rtol=1e-6)
+
+
+def test_set_lr_scales_each_peak():
+    """Muon and AdamW keep their own peaks, however often the factor is set."""
+    c = make("optim=muon", "optim.lr=0.01", "optim.muon_lr=0.2")
+    optimizers = make_optimizers(GPT(c, VOCAB), c)
+    for factor in (1.0, 0.5, 0.25):
+        set_lr(optimizers, factor)
+        assert [[g["lr"] for g in o.param_groups] for o in optimizers] == [[0.01 * factor] * 2, [0.2 * factor]]
+
+
+# Muon
+
+
+def steps(make_optimizer, n=4):
+    """Parameters after n steps on the same gradients, by shape."""
+    params = [torch.nn.Parameter(noise(shape, i)) for i, shape in enumerate(SHAPES)]
+    optimizer = make_optimizer(params)
+    for step in range(n):
+        for i, p in enumerate(params):
+            p.grad = noise(p.shape, 100 + 10 * step + i)
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+HYPER = dict(lr=0.02, momentum=0.95, weight_decay=0.1)
+
+
+def ours(params):
+    return Muon(params, **HYPER)
+
+
+def written_out(params):
+    """Jordan et al. 2024, one matrix at a time: momentum, Nesterov, five quintic iterations, scale, decay."""
+
+    moments = [torch.zeros_like(p) for p in params]
+
+    class Reference:
+        @torch.no_grad()
+        def step(self):
+            for p, m in zip(params, moments):
+                m += 0.05 * (p.grad - m)
+                x = 0.05 * p.grad + 0.95 * m
+                x = x / x.norm()
+                for _ in range(5):
+                    xxt = x @ x.T
+                    x = 3.4445 * x - 4.7750 * xxt @ x + 2.0315 * xxt @ xxt @ x
+                p.copy_(p * (1 - 0.02 * 0.1) - 0.02 * max(1, p.shape[0] / p.shape[1]) ** 0.5 * x)
+
+    return Reference()
+
+
+def test_muon_is_its_equation():
+    """To 1e-5, for wide, tall and square matrices, several of one shape together."""
+    torch.testing.assert_close(steps(ours), steps(written_out), atol=1e-5, rtol=0)
+
+
+def test_muon_is_pytorchs():
+    """torch.optim.Muon with the same settings makes the same steps, as far as its bf16 products allow."""
+    peer = steps(lambda params: torch.optim.Muon(params, **HYPER, nesterov=True, adjust_lr_fn="original"))
+    for shape, start, a, b in zip(SHAPES, map(noise, SHAPES, range(9)), steps(ours), peer):
+        assert (a - b).norm() < 0.02 * (b - start).norm(), shape
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])
+def test_orthogonalised_matrices_have_singular_values_near_one(shape):
+    """Whatever the scale, and without turning the singular vectors; a batch is its matrices, one by one."""
+    u, _, vt = torch.linalg.svd(noise((3, *shape)), full_matrices=False)
+    sizes = torch.logspace(-2, 0, min(shape))
+    for scale in (1e-4, 1e4):
+        m_NRC = u * sizes @ vt * scale
+        out = orthogonalise(m_NRC)
+        values = u.mT @ out @ vt.mT  # diagonal, if the singular vectors are the old ones
+        diagonal = values.diagonal(dim1=-2, dim2=-1)
+        assert diagonal.min() > 0.6 and diagonal.max() < 1.3
+        assert (values - diagonal.diag_embed()).abs().max() < 1e-4
+        torch.testing.assert_close(orthogonalise(m_NRC[1:2])[0], out[1], atol=1e-5, rtol=0)
+
+
+def test_orthogonalising_nothing_is_nothing():
+    """A zero gradient gives a zero step, not 0/0."""
+    assert torch.equal(orthogonalise(torch.zeros(1, 4, 4)), torch.zeros(1, 4, 4))
+
+
+def test_parameters_without_gradient_stay():
+    """A tensor that had no gradient is not moved, nor decayed."""
+    a, b = torch.nn.Parameter(noise((4, 4))), torch.nn.Parameter(noise((4, 4), 1))
+    optimizer, before = ours([a, b]), b.detach().clone()
+    a.grad = noise((4, 4), 2)
+    optimizer.step()
+    assert torch.equal(b, before)
+    assert not torch.equal(a, noise((4, 4)))
+
+
+# The learning rate
+
+
+def factors(n, **changes):
+    """lr_factor at every step of a run of n steps, and at its end."""
+    o = dataclasses.replace(make("optim=adamw").optim, **changes)
+    return [lr_factor(o, step, step / n, o.warmup / n) for step in range(n + 1)]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("warmup", [0, 1, 30, 99, 100, 250])
+@pytest.mark.parametrize("hold", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("min_lr", [0.0, 0.1, 1.0])
+def test_schedules_stay_in_bounds(schedule, warmup, hold, min_lr):
+    """In [0, 1], never zero at the first step; rising in warm-up, then never rising and never below min_lr."""
+    f = factors(100, schedule=schedule, warmup=warmup, hold=hold, min_lr=min_lr)
+    assert all(0 <= x <= 1 for x in f)
+    assert f[0] > 0
+    up, down = f[: warmup + 1], f[warmup:]
+    assert up == sorted(up)
+    assert down == sorted(down, reverse=True)
+    assert all(x >= min_lr - 1e-12 for x in down)
+    if schedule != "constant" and warmup < 100 and hold < 1:
+        assert f[100] == pytest.approx(min_lr, abs=1e-12)
+        assert max(f) == pytest.approx(1)
+    if schedule == "constant":
+        assert down == [1.0] * len(down)
+
+
+def test_known_factors():
+    """By hand: a warm-up of 3 steps rises by quarters; half-way down, cosine and linear are half-way to the floor."""
+    assert factors(100, warmup=3)[:4] == [0.25, 0.5, 0.75, 1.0]
+    for schedule in ("cosine", "linear"):
+        assert factors(100, schedule=schedule, warmup=0, min_lr=0.2)[50] == pytest.approx(0.6)
+        held = factors(100, schedule=schedule, warmup=0, min_lr=0.2, hold=0.5)
+        assert held[50] == 1.0 and held[51] < 1.0 and held[75] == pytest.approx(0.6)
+        assert factors(100, schedule=schedule, warmup=20, min_lr=0.0)[60] == pytest.approx(0.5)
+    assert factors(100, schedule="cosine", warmup=0, min_lr=0.0)[25] == pytest.approx(0.5 + 0.5**1.5)
+
+
+def test_a_run_that_overshoots_stays_at_the_floor():
+    """A run bounded by minutes may pass its end by a step: progress above 1 changes nothing more."""
+    o = make("optim=adamw", "optim.warmup=0").optim
+    assert lr_factor(o, 100, 1.3, 0.0) == lr_factor(o, 100, 1.0, 0.0) == pytest.approx(o.min_lr)
+
+
+# Batches
+
+
+@pytest.mark.parametrize("model", ["mha", "post_ln", "tied"])
+def test_accumulated_gradients_are_those_of_the_whole_batch(model):
+    """16 sequences at once or in 4 parts of 4: equal gradients and equal loss (1e-6)."""
+    c, grads, losses = make(f"model={model}"), [], []
+    idx_BT = tokens(16, 17)
+    for parts in (1, 4):
+        model, loss = built(c), 0.0
+        for part in idx_BT.chunk(parts):
+            share = F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten()) / parts
+            share.backward()
+            loss += share.item()
+        grads.append([p.grad for p in model.parameters()])
+        losses.append(loss)
+    torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-5)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)

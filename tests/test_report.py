@@ -1,0 +1,443 @@
+"""From run folders to a table: the folder and its rules, the statistics against hand-worked numbers, the table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import filelock
+import pytest
+import scipy.stats
+
+from toymha import cli, compose, report, runs, stats
+from toymha.config import UserError
+from toymha.report import Table, load_table
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """Each test in a folder of its own; git is not asked for every run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "_git", lambda: None)
+    return tmp_path
+
+
+composer = compose.Composer()
+
+
+def point(*words: str) -> compose.Point:
+    values = {a.key: a.values[0] for a in compose.parse(["data=pydoc", *words])}
+    return composer.point(values, set())
+
+
+def a_run(*words: str, loss: float | None = None, status: str = "done", text: str = "text", **summary) -> runs.Run:
+    """A run folder as training leaves it, without training."""
+    p = point(*words)
+    run = runs.Run.open(runs.folder(p.config, p.label), p.config, text, {"choices": p.choices, "label": p.label})
+    run.release()
+    if loss is not None:
+        val = {"loss": loss, "ppl": math.exp(loss) if loss < 709 else math.inf, "bits_per_char": loss / math.log(2)}
+        summary = {"val": val, "best": val | {"step": 1}, "unigram_loss": 3.0, "parameters": 1000} | summary
+    run.update(status=status, **summary)
+    return run
+
+
+def table(axes: list[str], order=(), root: str = "outputs") -> Table:
+    return Table.of(runs.find(root), axes, list(order))
+
+
+# Statistics
+
+
+def test_an_estimate_by_hand():
+    """1, 2, 3, 4: mean 2.5, standard deviation sqrt(5/3), half-width 3.18245 (t for 3 degrees, 95 %) x sd / 2."""
+    e = stats.estimate([1, 2, 3, 4])
+    assert (e.n, e.mean) == (4, 2.5)
+    assert e.std == pytest.approx(1.2909944)
+    assert e.half_width == pytest.approx(3.1824463 * 1.2909944 / 2)
+    assert (e.low, e.high) == (e.mean - e.half_width, e.mean + e.half_width)
+
+
+@pytest.mark.parametrize(
+    "values", [[1.5, 1.7], [0.1, -0.2, 0.4], [3, 3, 3.1, 2.9, 3.05, 1e-3], [1e9, 1e9 + 1, 1e9 + 2]]
+)
+@pytest.mark.parametrize("confidence", [0.95, 0.8, 0.99])
+def test_intervals_are_those_of_scipy(values, confidence):
+    """The interval is Student's t, as scipy.stats gives it."""
+    e, n = stats.estimate(values, confidence), len(values)
+    expected = scipy.stats.t.interval(confidence, n - 1, loc=sum(values) / n, scale=scipy.stats.sem(values))
+    assert (e.low, e.high) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_paired_difference_is_the_t_test_on_differences():
+    """Seeds that only one side has are left out; the interval excludes 0 exactly where the t test says p < 0.05."""
+    a, b = {0: 1.30, 1: 1.42, 2: 1.35, 3: 1.28, 9: 99.0}, {0: 1.25, 1: 1.41, 2: 1.31, 3: 1.26, 7: -99.0}
+    d = stats.paired(a, b)
+    test = scipy.stats.ttest_rel([a[s] for s in range(4)], [b[s] for s in range(4)])
+    assert d.n == 4 and d.mean == pytest.approx(0.03)
+    assert (d.low, d.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert (d.low > 0 or d.high < 0) == (test.pvalue < 0.05)
+
+
+def test_pairing_removes_what_seeds_share():
+    """Two settings that differ by 0.1 under each seed have a difference without spread, however the seeds differ."""
+    d = stats.paired({s: s + 0.1 for s in range(5)}, {s: float(s) for s in range(5)})
+    assert d.mean == pytest.approx(0.1) and d.half_width < 1e-9
+
+
+def test_too_few_values():
+    """One value has a mean and no interval; none has nothing; no common seed is none."""
+    e = stats.estimate([2.0])
+    assert e.mean == 2.0 and e.n == 1 and all(map(math.isnan, (e.std, e.half_width, e.low, e.high)))
+    for e in (stats.estimate([]), stats.paired({0: 1.0}, {1: 1.0})):
+        assert e.n == 0 and all(map(math.isnan, (e.mean, e.std, e.low)))
+
+
+def test_equal_values_have_no_spread():
+    """A standard deviation of exactly zero, not a rounding error or a complaint."""
+    e = stats.estimate([0.1] * 3)
+    assert e.std == pytest.approx(0, abs=1e-15) and e.mean == pytest.approx(0.1)
+
+
+# The run folder
+
+
+def test_a_second_identity_is_refused_and_named():
+    """A folder that holds another run is left alone; the message has the differing keys and the way out."""
+    p, q = point("n_head=2"), point("n_head=4")
+    path = a_run("n_head=2", loss=1.0).path
+    before = (path / "run.json").read_bytes()
+    with pytest.raises(UserError) as e:
+        runs.Run.open(path, q.config, "text", {})
+    for part in ("n_head", "2", "4", "name=", "overwrite=true"):
+        assert part in str(e.value)
+    assert "n_layer" not in str(e.value) and (path / "run.json").read_bytes() == before
+    with pytest.raises(UserError, match=r"data\.sha256"):
+        runs.Run.open(path, p.config, "another text", {})
+    with pytest.raises(UserError):
+        runs.state_of(path, q.config, "text")
+    assert runs.state_of(path, p.config, "text") == "done"
+
+
+def test_output_and_machine_keys_are_no_conflict():
+    """The same run on other threads, with other logging, finds its folder."""
+    path = a_run("n_head=2", loss=1.0).path
+    p = point("n_head=2", "threads=3", "budget.log_every=3", "compile=true", "device=cpu")
+    run = runs.Run.open(path, p.config, "text", {})
+    run.release()
+    assert run.status == "done"
+
+
+def test_overwrite_replaces_the_run_and_keeps_what_is_not_ours():
+    """overwrite=true deletes the files of the old run only."""
+    run = a_run("n_head=2", loss=1.0)
+    ours = [
+        "metrics.jsonl", "tokenizer.json", "log.txt", "checkpoint.pt", "model.safetensors", "best.safetensors",
+        "events.out.tfevents.1.host",
+    ]  # fmt: skip
+    foreign = ["notes.txt", "model.py", "runner.sh", "logbook.md"]
+    for name in ours + foreign:
+        (run.path / name).write_text("old")
+    (run.path / "folder").mkdir()
+    p = point("n_head=2", "overwrite=true")
+    again = runs.Run.open(run.path, p.config, "a new text", {})
+    again.release()
+    there = {f.name for f in run.path.iterdir()} - {".lock"}
+    assert there == {"config.yaml", "run.json", "folder", *foreign}
+    assert again.status == "running" and again.summary == {}
+
+
+def test_a_run_in_use_is_refused_and_unharmed(monkeypatch):
+    """A second process is told; the folder of the first stays, also with overwrite=true."""
+
+    class Impatient(filelock.FileLock):
+        def acquire(self, *_args, **_kwargs):
+            return super().acquire(timeout=0)
+
+    monkeypatch.setattr(runs.filelock, "FileLock", Impatient)
+    p = point("n_head=2")
+    first = runs.Run.open(Path("r"), p.config, "text", {})
+    first.update(step=3)
+    for words in (["n_head=2"], ["n_head=2", "overwrite=true"]):
+        with pytest.raises(UserError, match="another process"):
+            runs.Run.open(Path("r"), point(*words).config, "text", {})
+    assert first.summary == {"step": 3}
+    first.release()
+    runs.Run.open(Path("r"), p.config, "text", {}).release()
+
+
+def test_a_resumed_run_remembers_when_it_was_created():
+    """Opening again keeps `created`, and brings the rest up to date."""
+    run = a_run("n_head=2", status="interrupted")
+    info = runs.read_json(run.path / "run.json") | {"created": "then"}
+    runs.write_json(run.path / "run.json", info)
+    again = runs.Run.open(run.path, run.config, "text", {"device": "cpu"})
+    again.release()
+    assert again.info["created"] == "then" and runs.read_json(run.path / "run.json")["device"] == "cpu"
+    assert again.status == "interrupted"
+
+
+def test_load_reads_back_what_open_wrote():
+    """The typed config and the facts of a run survive the folder, also when numbers look like words."""
+    run = a_run("optim.lr=1e-5", "name=1984", loss=2.0)
+    again = runs.Run.load(run.path)
+    assert again.config == run.config and again.info == run.info and again.status == "done"
+    assert again.config.optim.lr == 1e-5 and again.config.name == "1984"
+
+
+def test_load_of_what_is_no_run():
+    """The message names the folder, or a run that lies below it."""
+    with pytest.raises(UserError, match="nothing is not a run folder"):
+        runs.Run.load("nothing")
+    run = a_run("n_head=2", loss=1.0)
+    with pytest.raises(UserError) as e:
+        runs.Run.load("outputs")
+    assert str(run.path) in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml"])
+@pytest.mark.parametrize("content", ["{", "[]", "", "a: [", None, '{"a": 1}'])
+def test_a_damaged_folder_is_one_line(name, content):
+    """A file that is missing, cut short or foreign is a UserError that names the folder."""
+    run = a_run("n_head=2", loss=1.0)
+    (run.path / name).unlink()
+    if content is not None:
+        (run.path / name).write_text(content)
+    with pytest.raises(UserError) as e:
+        runs.Run.load(run.path)
+    assert "\n" not in str(e.value) and "seed=0" in str(e.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "", '{"a": 1}'])
+def test_a_damaged_run_beside_good_ones(content):
+    """The table leaves it out."""
+    a_run("n_head=2", loss=1.0)
+    bad = a_run("n_head=4", loss=1.0)
+    (bad.path / "run.json").write_text(content)
+    assert len(load_table("outputs").rows) == 1
+
+
+def test_a_failed_write_leaves_the_old_file(home):
+    """Writing is all or nothing, and leaves no temporary file."""
+    path = home / "f.txt"
+    path.write_text("old")
+
+    def save(p: Path) -> None:
+        p.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError):
+        runs.write(path, save)
+    assert path.read_text() == "old" and [p.name for p in home.iterdir()] == ["f.txt"]
+    runs.write(path, lambda p: p.write_text("new"))
+    assert path.read_text() == "new" and [p.name for p in home.iterdir()] == ["f.txt"]
+
+
+def test_a_last_row_cut_short_is_left_out():
+    """metrics.jsonl after a kill in the middle of a line."""
+    run = a_run("n_head=2", status="running")
+    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"ste')
+    assert [r["step"] for r in run.rows()] == [0, 1]
+
+
+def test_runs_are_found_in_the_order_of_numbers():
+    """n_head=2 before n_head=16, seed=2 before seed=10."""
+    for words in ("n_head=16", "seed=0"), ("n_head=2", "seed=10"), ("n_head=2", "seed=2"):
+        a_run(*words, loss=1.0)
+    assert [(r.info["values"]["n_head"], r.info["values"]["seed"]) for r in runs.find("outputs")] == [
+        (2, 2), (2, 10), (16, 0)
+    ]  # fmt: skip
+
+
+# The table
+
+
+def test_rows_columns_and_baseline():
+    """One row a value, in the order asked for; the first is the baseline; means and paired differences by hand."""
+    losses = {4: [2.0, 2.2, 2.4], 1: [2.1, 2.4, 2.4], 2: [1.9, 2.1, 2.3]}
+    for h, values in losses.items():
+        for seed, loss in enumerate(values):
+            a_run(f"n_head={h}", f"seed={seed}", loss=loss)
+    t = table(["n_head"], [{"n_head": h, "seed": s} for h in losses for s in range(3)])
+    four, one, two = t.records()
+    assert [r["n_head"] for r in (four, one, two)] == [4, 1, 2]
+    assert (four["runs"], four["done"], four["parameters"]) == (3, 3, 1000)
+    assert four["val_loss"] == pytest.approx(2.2) and four["val_loss_std"] == pytest.approx(0.2)
+    assert four["difference"] is None and four["difference_low"] is None
+    assert one["difference"] == pytest.approx(0.1) and one["pairs"] == 3
+    assert two["difference"] == pytest.approx(-0.1) and two["difference_high"] < 0
+    text = t.text()
+    assert "the first" in text.splitlines()[1] and "*" in text.splitlines()[3] and "*" not in text.splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    "key, values", [("n_head", [1, 2, 4, 8, 16]), ("optim.lr", [1e-5, 1e-4, 1e-3, 2.0]), ("n_kv_head", [None, 1, 2])]
+)
+def test_without_an_order_numbers_are_sorted_as_numbers(key, values):
+    """null first, then by size: 1e-5 before 1e-3, 2 before 16."""
+    for v in reversed(values):
+        a_run(f"{key}={'null' if v is None else v}", loss=1.0)
+    assert [r[key] for r in load_table("outputs").records()] == values
+
+
+def test_the_order_of_floats_typed_as_whole_numbers():
+    """-m attn_dropout=0,0.1 has 0 as its first row, since the first row is what the others are compared with."""
+    points = compose.points(["data=pydoc", "attn_dropout=0,0.1"], multirun=True)
+    for p in points:
+        a_run(f"attn_dropout={p.config.attn_dropout}", loss=1.0)
+    t = table(["attn_dropout"], [p.swept for p in points])
+    assert [r["attn_dropout"] for r in t.records()] == [0.0, 0.1]
+
+
+def test_only_common_seeds_are_paired():
+    """A seed that one of the two settings lacks counts in its mean and not in the difference."""
+    for seed, loss in [(0, 1.0), (1, 2.0)]:
+        a_run("n_head=1", f"seed={seed}", loss=loss)
+    for seed, loss in [(1, 2.5), (2, 9.0)]:
+        a_run("n_head=2", f"seed={seed}", loss=loss)
+    _, two = table(["n_head"]).records()
+    assert (two["pairs"], two["difference"], two["difference_low"]) == (1, 0.5, None)
+    assert two["val_loss"] == pytest.approx(5.75)
+    assert "one seed" in table(["n_head"]).text()
+
+
+@pytest.mark.parametrize("status", ["diverged", "failed", "interrupted", "running"])
+def test_what_is_not_done_is_counted_and_not_averaged(status):
+    """Its number stands beside the mean; nothing of it goes into the mean."""
+    a_run("n_head=1", "seed=0", loss=1.0)
+    a_run("n_head=2", "seed=0", loss=1.5)
+    a_run("n_head=2", "seed=1", status=status, loss=77.0, error="loss nan at step 3")
+    a_run("n_head=2", "seed=2", status=status)
+    _, two = table(["n_head"]).records()
+    assert (two["runs"], two["done"], two["val_loss"]) == (3, 1, 1.5)
+    text = table(["n_head"]).text()
+    assert "1/3" in text and f"2 {status}" in text and "77" not in text
+    assert status not in ("diverged", "failed") or "loss nan at step 3" in text
+
+
+def test_a_setting_of_which_nothing_is_done():
+    """The row stays; the baseline may be such a row, and then nothing is compared with it."""
+    a_run("n_head=1", status="diverged", error="loss inf at step 1")
+    a_run("n_head=2", loss=1.5)
+    one, two = table(["n_head"]).records()
+    assert (one["done"], one["val_loss"], two["difference"], two["pairs"]) == (0, None, None, 0)
+    assert "no pairs" in table(["n_head"]).text()
+
+
+def test_a_number_that_is_none_is_not_averaged():
+    """A run whose final loss is not a number does not pass for a result."""
+    a_run("n_head=1", "seed=0", loss=1.0)
+    a_run("n_head=1", "seed=1", loss=math.nan)
+    (row,) = table(["n_head"]).records()
+    assert row["done"] == 1 and row["val_loss"] == 1.0
+
+
+def test_no_better_than_letter_frequencies():
+    """A run that never beat the unigram model is flagged."""
+    a_run("n_head=1", loss=3.1)
+    a_run("n_head=2", loss=2.9)
+    flagged = [line for line in table(["n_head"]).text().splitlines() if "letter frequencies" in line]
+    assert len(flagged) == 1 and "n_head=1" in flagged[0]
+
+
+def test_last_and_best_are_two_columns():
+    """The loss of the last weights and of the best evaluation are both there, named, and differences use the last."""
+    best = {"loss": 1.0, "step": 5}
+    a_run("n_head=1", loss=2.0, best=best)
+    a_run("n_head=2", loss=1.8, best=best | {"loss": 1.5})
+    one, two = table(["n_head"]).records()
+    assert (one["val_loss"], one["best_val_loss"]) == (2.0, 1.0)
+    assert two["difference"] == pytest.approx(-0.2)
+    assert "best" in table(["n_head"]).text() and "last" in table(["n_head"]).text()
+
+
+def test_different_texts_are_warned_of():
+    """Perplexities over different texts or tokens do not compare, and the table says so."""
+    a_run("n_head=1", loss=1.0, text="a")
+    a_run("n_head=2", loss=1.0, text="a")
+    assert "warning" not in load_table("outputs").text()
+    a_run("n_head=4", loss=1.0, text="b")
+    assert "bits/char" in [x for x in load_table("outputs").text().splitlines() if x.startswith("warning")][0]
+
+
+def test_different_tokenizers_are_warned_of():
+    """The same for characters against bytes."""
+    for words in (["data.tokenizer=char"], ["data.tokenizer=byte"]):
+        a_run(*words, loss=1.0)
+    assert "warning" in load_table("outputs").text()
+
+
+def test_files_beside_the_runs():
+    """table.csv and table.json hold the same records, unrounded, and strict JSON."""
+    a_run("n_head=1", loss=1 / 3)
+    a_run("n_head=2", "seed=1", loss=800.0)
+    table(["n_head"]).write(Path("outputs"))
+
+    def strict(x: str):
+        raise AssertionError(f"{x} is not JSON")
+
+    records = json.loads(Path("outputs/table.json").read_text(), parse_constant=strict)
+    rows = list(csv.DictReader(Path("outputs/table.csv").open()))
+    assert [r["val_loss"] for r in records] == [1 / 3, 800.0] and float(rows[0]["val_loss"]) == 1 / 3
+    assert list(records[0]) == list(rows[0]) and rows[0]["difference"] == ""
+    assert {p.name for p in Path("outputs").iterdir()} == {"train", "table.csv", "table.json"}
+
+
+# The command
+
+
+def test_report_of_a_half_finished_sweep(capsys):
+    """A folder whose sweep was killed, so that no list of its axes was left: the differing keys are the axes."""
+    a_run("n_head=1", "mlp=swiglu", "seed=0", loss=1.0)
+    a_run("n_head=1", "mlp=swiglu", "seed=1", status="running")
+    a_run("n_head=2", "mlp=swiglu", "seed=0", status="interrupted")
+    assert cli.main(["report", "run=outputs/train"]) == 0
+    out = capsys.readouterr().out
+    assert out.split()[0] == "n_head" and "mlp" not in out and "1/2" in out and "0/1" in out
+
+
+def test_report_of_one_run_and_of_none(capsys):
+    """A run folder itself is a table of one row; a folder without runs is refused."""
+    run = a_run("n_head=2", loss=1.0)
+    assert cli.main(["report", f"run={run.path}"]) == 0
+    assert "1.0000" in capsys.readouterr().out
+    Path("empty").mkdir()
+    for words in (["run=empty"], ["run=nowhere"]):
+        assert cli.main(["report", *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("toymha: no runs in") and err.count("\n") == 1
+
+
+def test_a_stale_list_of_axes_hides_nothing():
+    """A run that differs in a key the last sweep did not vary keeps that key as a column."""
+    a_run("dim=128", "n_head=2", loss=1.0)
+    a_run("dim=32", loss=1.5)
+    a_run("dim=64", loss=1.2)
+    order = [{"dim": 32}, {"dim": 64}]
+    runs.write_json(Path("outputs/train/sweep.json"), {"axes": ["dim"], "order": order})
+    assert {"dim", "n_head"} <= set(load_table("outputs/train").records()[0])
+
+
+def test_one_run_under_two_names_counts_once():
+    """`train` and `train n_head=4` are the same run in two folders: one run, not two that agree perfectly."""
+    a_run(loss=1.0)
+    a_run("n_head=4", loss=1.0)
+    (row,) = load_table("outputs").records()
+    assert (row["runs"], row["done"]) == (1, 1)
+
+
+def test_a_single_setting_has_a_readable_note(capsys):
+    """Notes under a table without axes begin with a name."""
+    a_run("n_head=1", loss=9.0)
+    assert not any(line.startswith(":") for line in load_table("outputs").text().splitlines())
+
+
+def test_groups_are_axes():
+    """A sweep over model= is a table by the name of the file."""
+    for m in ("mqa", "mha"):
+        a_run(f"model={m}", loss=1.0)
+    t = table(["model"], [{"model": "mha"}, {"model": "mqa"}])
+    assert [r["model"] for r in t.records()] == ["mha", "mqa"]
+    assert report.value_of(next(iter(runs.find("outputs"))), "optim") == "muon"
