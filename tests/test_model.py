@@ -247,9 +247,9 @@ def test_one_token_is_enough(model_config, path):
 
 @torch.inference_mode()
 def test_patterns_are_distributions_over_the_past(model_config):
-    """Rows of the pattern sum to 1 and give the future exactly nothing."""
-    c = model_config
-    for pattern_BHTS in tapped(built(c), "pattern", tokens()):
+    """Rows of the pattern sum to 1 and give the future exactly nothing; dropout in training does not show in them."""
+    c = dataclasses.replace(model_config, attn_dropout=0.5)
+    for pattern_BHTS in tapped(built(c).train(), "pattern", tokens()):
         assert pattern_BHTS.shape == (2, c.n_head, 16, 16)
         close(pattern_BHTS.sum(-1), torch.ones(2, c.n_head, 16), 1e-6)
         assert not c.causal or pattern_BHTS.triu(1).count_nonzero() == 0
@@ -587,6 +587,13 @@ def test_sinusoids_are_those_of_vaswani():
         angles = [t / 10_000 ** (2 * i / 8) for i in range(4)]
         expected = [f(a) for a in angles for f in (math.sin, math.cos)]
         assert table_TC[t].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_sinusoids_are_added_to_the_embedding():
+    """A model with learned positions that has learned the table is the same model."""
+    fixed, learned = built(make("pos=sinusoidal")), built(make("pos=learned"))
+    learned.load_state_dict(fixed.state_dict() | {"embed_pos.weight": sinusoid_table(16, 32)})
+    assert torch.equal(fixed(tokens()), learned(tokens()))
 
 
 @pytest.fixture(scope="module")

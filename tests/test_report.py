@@ -359,7 +359,8 @@ def test_different_texts_are_warned_of():
     a_run("n_head=2", loss=1.0, text="a")
     assert "warning" not in load_table("outputs").text()
     a_run("n_head=4", loss=1.0, text="b")
-    assert "bits/char" in [x for x in load_table("outputs").text().splitlines() if x.startswith("warning")][0]
+    (warning,) = [x for x in load_table("outputs").text().splitlines() if x.startswith("warning")]
+    assert "bits/char" in warning
 
 
 def test_different_tokenizers_are_warned_of():
@@ -379,7 +380,7 @@ def test_files_beside_the_runs():
         raise AssertionError(f"{x} is not JSON")
 
     records = json.loads(Path("outputs/table.json").read_text(), parse_constant=strict)
-    rows = list(csv.DictReader(Path("outputs/table.csv").open()))
+    rows = list(csv.DictReader(Path("outputs/table.csv").read_text().splitlines()))
     assert [r["val_loss"] for r in records] == [1 / 3, 800.0] and float(rows[0]["val_loss"]) == 1 / 3
     assert list(records[0]) == list(rows[0]) and rows[0]["difference"] == ""
     assert {p.name for p in Path("outputs").iterdir()} == {"train", "table.csv", "table.json"}

@@ -44,6 +44,18 @@ class DataOptions:
     fetch: str | None = key("a data set to bring here ahead of time")
 
 
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Options of `toymha completion`."""
+
+    shell: str = key("whose completion to print", choices=tuple(COMPLETION))
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of `toymha version`."""
+
+
 @dataclass
 class Flags:
     """What is written with dashes."""
@@ -234,10 +246,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
 
 
 def completion(words: list[str], flags: Flags) -> int:
-    shell = words[0].removeprefix("shell=") if words else ""
-    if shell not in COMPLETION:
-        raise UserError('toymha completion shell=bash or shell=zsh; in bash: eval "$(toymha completion shell=bash)"')
-    print(COMPLETION[shell])
+    """In bash: eval "$(toymha completion shell=bash)"."""
+    print(COMPLETION[options("completion", words, flags).shell])
     return 0
 
 
@@ -252,8 +262,8 @@ COMMANDS = {
         {"split": "val", "weights": "last", "data": None, "path": None, "device": "auto", "threads": None},
     ),
     "data": Command("list the data sets, or fetch one", data, DataOptions, {"fetch": None}),
-    "completion": Command("tab completion: shell=bash or shell=zsh", completion, DataOptions, {}),
-    "version": Command("print the version", version, DataOptions, {}),
+    "completion": Command("tab completion: shell=bash or shell=zsh", completion, CompletionOptions, {}),
+    "version": Command("print the version", version, NoOptions, {}),
 }
 
 
