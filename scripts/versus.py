@@ -1,12 +1,13 @@
 """toymha against nanoGPT on this machine, in one run.
 
-    python scripts/versus.py --nanogpt PATH --data FILE            training speed at nanoGPT's CPU shape, in turn
-    python scripts/versus.py --nanogpt PATH --data FILE --loss     also its README recipe for CPU against toymha's default
+    python scripts/versus.py --nanogpt PATH --data FILE            training speed at nanoGPT's CPU shape
+    python scripts/versus.py --nanogpt PATH --data FILE --loss     also its README recipe for CPU against our default
 
 PATH is a checkout of nanoGPT (it is copied to a temporary folder and not changed), FILE the tiny shakespeare text.
 Speed: the two programs train in turn, A B A B ..., at 4 layers, dim 128, 4 heads, context 64, batch 12, AdamW, fp32 and
-the same number of threads; a step's time is the median of all but the first fifth. Loss: each program's own recipe; both models are
-scored by toymha on the whole validation split (the last 10 % of the text), in windows of their context length.
+the same number of threads; a step's time is the median of all but the first fifth. Loss: each program's own recipe;
+both models are scored by toymha on the whole validation split (the last 10 % of the text), in windows of their
+context length.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +34,7 @@ from toymha.evaluate import evaluate
 
 # nanoGPT's README, "I only have a macbook" (its eval_iters and intervals concern logging alone).
 SHAPE = "--device=cpu --compile=False --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --dropout=0.0"
-OURS = "n_layer=4 dim=128 n_head=4 seq_len=64 batch_size=12 pos=learned optim=adamw optim.lr=1e-3 precision=fp32 device=cpu"
+OURS = "n_layer=4 dim=128 n_head=4 seq_len=64 batch_size=12 pos=learned optim=adamw precision=fp32 device=cpu"
 QUIET = "budget.eval_every=100000 budget.eval_tokens=64 budget.log_every=1 budget.sample_tokens=0"
 
 
@@ -80,7 +82,7 @@ def step_seconds(run_folder: Path) -> list[float]:
     """Time from each logged row of training to the next, logging included."""
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     times = [r["time"] for r in rows if "loss/train" in r]
-    return [b - a for a, b in zip(times, times[1:])]
+    return [b - a for a, b in pairwise(times)]
 
 
 def settled(seconds: list[float]) -> float:
@@ -111,7 +113,9 @@ def score_nanogpt(folder: Path, text: str) -> float:
     saved = torch.load(folder / "out-shakespeare-char" / "ckpt.pt", map_location="cpu")
     model = GPT(GPTConfig(**saved["model_args"]))
     model.load_state_dict(saved["model"])
-    ids = torch.from_numpy(np.fromfile(folder / "data" / "shakespeare_char" / "val.bin", dtype=np.uint16).astype(np.int64))
+    ids = torch.from_numpy(
+        np.fromfile(folder / "data" / "shakespeare_char" / "val.bin", dtype=np.uint16).astype(np.int64)
+    )
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Law 10: every file in conf/ builds, trains two steps, evaluates and reloads. What is added is tested by being there."""
+"""Law 10: every file in conf/ builds, trains two steps, evaluates and reloads. A new file is tested by being there."""
 
 import pytest
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from toymha import schema
 from toymha.config import Data
 from toymha.data import corpus, plays, store, text, tokenizer
 from toymha.data.store import Remote

@@ -123,7 +123,9 @@ def read_flags(words: list[str]) -> tuple[Flags, list[str]]:
                 words.pop(0)
         elif word.partition("=")[0] in ("-cd", "--config-dir"):
             _, _, value = word.partition("=")
-            value = value or (words.pop(0) if words else "")
+            value = value or (words.pop(0) if words and "=" not in words[0] else "")
+            if not value:
+                raise UserError(f"{word} needs a folder")
             flags.config_dir = Path(value).absolute()
             if not flags.config_dir.is_dir():
                 raise UserError(f"--config-dir {value}: no such folder ({flags.config_dir})")

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -56,8 +57,11 @@ def points(words: Iterable[str], multirun: bool = False, extra: Path | None = No
     `words`: Hydra overrides such as `model=gqa` or `n_head=1,2,4`. `extra`: a folder of the user's own configs.
     Raises UserError, in one line, for whatever is wrong with any of them.
     """
-    axes = {a.key: a for a in parse(words, extra)}
-    base = Composer(str(axes.pop("like").values[0]) if "like" in axes else None, extra)
+    axes = {a.key: a for a in parse(words, extra, multirun)}
+    like = axes.pop("like").values[0] if "like" in axes else None
+    if like == "":
+        raise UserError("like= needs a run folder")
+    base = Composer(like, extra)
     sweep = axes["sweep"].values if "sweep" in axes else (None,)
     if len(sweep) > 1:
         raise UserError("sweep=... takes one file; run one sweep after the other")
@@ -77,39 +81,46 @@ def points(words: Iterable[str], multirun: bool = False, extra: Path | None = No
 def sweep_axes(axes: dict[str, Any], name: str, extra: Path | None) -> list[Axis]:
     """The axes of a file in conf/sweep; a list stands for its items, text is Hydra's sweep syntax."""
     words = [f"{k}={','.join(map(typed, v)) if isinstance(v, list) else typed(v)}" for k, v in axes.items()]
-    return [Axis(a.key, a.values, True) for a in parse(words, extra, where=f" (in conf/sweep/{name}.yaml)")]
+    return [Axis(a.key, a.values, True) for a in parse(words, extra, True, f" (in conf/sweep/{name}.yaml)")]
 
 
 # Words
 
 
-def parse(words: Iterable[str], extra: Path | None = None, where: str = "") -> list[Axis]:
+def parse(words: Iterable[str], extra: Path | None = None, multirun: bool = False, where: str = "") -> list[Axis]:
     """Overrides -> axes, each key once and known. Raises UserError."""
     out: dict[str, Axis] = {}
     for word in words:
-        axis = parse_word(word, extra)
+        axis = parse_word(word, extra, multirun)
+        if axis.swept and axis.key not in GROUPS and not config.keys()[axis.key][0].metadata["identity"]:
+            raise UserError(f"{word}: {axis.key} makes no run of its own, so it takes one value")
         if axis.key in out:
             raise UserError(f"{axis.key} is given twice{where}; keep one of the two")
         out[axis.key] = axis
     return list(out.values())
 
 
-def parse_word(word: str, extra: Path | None = None) -> Axis:
-    """One override, such as `n_head=1,2,4`, -> its axis."""
+def parse_word(word: str, extra: Path | None, multirun: bool) -> Axis:
+    """One override, such as `n_head=1,2,4`, -> its axis. Paths with commas are several in a multirun, if they exist."""
     name, equals, _text = word.partition("=")
     if name.startswith("hydra"):
         raise UserError(
             f"{word}: toymha runs sweeps itself; folders are set by output_dir= and name=, parallel runs by workers="
         )
-    if name[:1] in "+~":
+    if name.startswith(("+", "~")):
         bare = name.lstrip("+~")
         raise UserError(f"{word}: keys cannot be added or removed; {_known(bare, extra) or f'write {bare}=...'}")
-    if not equals:
-        raise UserError(f"{word}: an option is written key=value{nearest(word, [*GROUPS, *config.keys()])}")
+    if not equals or not name:
+        close = nearest(word, [*GROUPS, *config.settable()]).replace("?", "=...?")
+        raise UserError(f"{word}: an option is written key=value{close}")
     if problem := _known(name, extra):
         raise UserError(problem)
     if name in LITERAL_KEYS:
-        return Axis(name, (read_value(word, literal=True),), False)
+        value = read_value(word, literal=True)
+        paths = value.split(",") if multirun and name == "data.path" and value and not Path(value).exists() else []
+        if len(paths) > 1 and all(Path(p).is_file() for p in paths):
+            return Axis(name, tuple(paths), True)
+        return Axis(name, (value,), False)
     values, swept = _values(_override(word), word)
     if name in GROUPS:
         for value in values:
@@ -141,7 +152,7 @@ def _override(word: str) -> Override:
 def _values(override: Override, word: str) -> tuple[tuple[Any, ...], bool]:
     if not override.is_sweep_override():
         return (_plain(override.value()),), False
-    if not (override.is_discrete_sweep()):
+    if not override.is_discrete_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
         raise UserError(f"{word}: a sweep is a list (1,2,4), range(...) or choice(...)")
     parser = OverridesParser.create()
     items = [parser.parse_override(f"{override.key_or_group}={item}") for item in override.sweep_string_iterator()]
@@ -184,7 +195,7 @@ def _check_choice(group: str, value: Any, extra: Path | None) -> None:
     valid = choices(group, extra)
     if value not in valid and not (group == "sweep" and value is None):
         raise UserError(
-            f"{group}={value}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}"
+            f"{group}={typed(value)}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}"
         )
 
 
@@ -213,16 +224,18 @@ class Composer:
         if self.extra:
             words.append(f"hydra.searchpath=[{self.extra.as_uri()}]")
         primary, before = "train", {}
+        fixed: list[str] = []
         if self.saved:
             # The saved values take the place of conf/train.yaml; only the groups named now are laid over them.
             before, primary = self.saved["choices"], "like"
+            fixed = self.defaults.composed({"model": before["model"]})[0]["fixed"] if "model" not in groups else []
             defaults = ["_self_", *({k: None} for k in groups)]
-            ConfigStore.instance().store("like", {"defaults": defaults, "fixed": [], **self.saved["config"]})
+            ConfigStore.instance().store("like", {"defaults": defaults, "fixed": fixed, **self.saved["config"]})
         try:
             with initialize_config_dir(str(conf_dir()), version_base="1.3"):
                 composed = compose(primary, words, return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as e:
-            raise UserError(f"the configuration cannot be composed: {str(e).splitlines()[0]}") from None
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as e:
+            raise UserError(f"the configuration cannot be composed: {' '.join(str(e).split())[:200]}") from None
         made: dict[str, str] = {k: v for k in GROUPS if (v := composed.hydra.runtime.choices.get(k))}
         values: Any = OmegaConf.to_container(
             OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
@@ -245,7 +258,8 @@ class Composer:
         chosen, _ = self.defaults.composed(canned | {g: made[g] for g in GROUPS if made.get(g) != default_made.get(g)})
         named = set(settings) | {g for g in groups if g in swept}
         label = label_of(cfg, chosen, made, default_made, named)
-        return Point(cfg, label, made, {k: values[k] for k in values if k in swept})
+        plain = config.plain(cfg)
+        return Point(cfg, label, made, {k: made[k] if k in GROUPS else _get(plain, k) for k in values if k in swept})
 
 
 def build(composed: dict[str, Any], settings: dict[str, Any]) -> Config:
@@ -259,7 +273,8 @@ def build(composed: dict[str, Any], settings: dict[str, Any]) -> Config:
         try:
             tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
         except OmegaConfBaseException as e:
-            raise UserError(f"a value refers to something that is not there: {str(e).splitlines()[0]}") from None
+            asked = ", ".join(f"{k}={v}" for k, v in settings.items() if "${" in str(v))
+            raise UserError(f"{asked}: refers to what is not there, or to itself ({str(e).splitlines()[0]})") from None
     for k, v in literal.items():
         _set(tree, k, v)
     return config.build(tree)
@@ -279,10 +294,19 @@ def _get(tree: dict[str, Any], key: str) -> Any:
 
 
 def _saved_config(run: str) -> dict[str, Any]:
-    """The configuration of a run folder, as `like` wants it: its sweep and its output keys stay behind."""
+    """The configuration of a run folder, as `like` wants it: what belongs to its sweep or its machine stays behind."""
     saved = runs.Run.load(run)
-    values = config.plain(saved.config) | {"sweep": None, "name": None, "overwrite": False}
-    return {"config": values, "choices": {k: v for k, v in saved.info["choices"].items() if k != "sweep"}}
+    with_defaults = Composer().composed({})[0]
+    values = config.plain(saved.config)
+    for k, (f, _) in config.keys().items():
+        if not f.metadata["identity"] and "." not in k:
+            values[k] = with_defaults[k]
+    if saved.config.data.path:
+        values["data"]["path"] = str(saved.data_path)
+    return {
+        "config": values | {"sweep": None},
+        "choices": {k: v for k, v in saved.info["choices"].items() if k != "sweep"},
+    }
 
 
 # Names
@@ -301,7 +325,8 @@ def label_of(
     parts = [f"{g}={made[g]}" for g in groups if g in named or made[g] != default.get(g)]
     for name, value in config.identity_values(cfg).items():
         if name != "seed" and (name in named or value != _get(chosen, name)):
-            parts.append(f"{name.removeprefix('data.')}={_shown(value)}")
+            short = {"data.path": "path", "data.tokenizer": "tokenizer", "data.split": "split"}.get(name, name)
+            parts.append(f"{short}={_shown(value)}")
     full = ",".join(parts) or "default"
     safe = re.sub(r"[^\w.=,+-]", "-", full)
     path = cfg.data.path or ""

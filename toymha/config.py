@@ -191,6 +191,8 @@ def check_combinations(c: Config) -> None:
     if c.batch_size % c.grad_accum:
         refused = f"batch_size={c.batch_size} cannot be split into grad_accum={c.grad_accum} equal parts"
         raise UserError(f"{refused}; {_divisors(c.batch_size)}")
+    if c.name is not None and (not c.name or Path(c.name).is_absolute() or ".." in Path(c.name).parts):
+        raise UserError(f"name={c.name} must be a folder below output_dir={c.output_dir}")
     _check_data(c.data)
     _check_optim(c.optim)
     b = c.budget
@@ -225,7 +227,8 @@ def _check_data(d: Data) -> None:
     if d.tokenizer != "bpe" and d.vocab_size is not None:
         raise UserError(f"data.vocab_size={d.vocab_size} needs data.tokenizer=bpe; {d.tokenizer} tokens are counted")
     shares = d.split
-    if len(shares) not in (2, 3) or min(shares) < 0 or min(shares[:2]) == 0 or abs(sum(shares) - 1) > 1e-9:
+    good = len(shares) in (2, 3) and all(0 <= x <= 1 for x in shares) and all(shares[:2])
+    if not good or abs(sum(shares) - 1) > 1e-9:
         raise UserError(f"data.split={shares} must be two or three shares that add up to 1, such as [0.9,0.05,0.05]")
 
 

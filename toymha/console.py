@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,13 +114,5 @@ def duration(seconds: float) -> str:
 
 
 def quote(path: str | Path) -> str:
-    """A path as one pastes it into the shell; run folders need no quotes in bash and zsh."""
-    import shlex
-
-    return (
-        str(path)
-        if os.name == "nt"
-        else shlex.quote(str(path))
-        if not str(path).isascii() or " " in str(path)
-        else str(path)
-    )
+    """A path as one pastes it into the shell."""
+    return str(path) if os.name == "nt" else shlex.quote(str(path))

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha.data.corpus import Split
+from toymha.model.attention import Attention
+from toymha.model.gpt import GPT
 
 
 @dataclass(frozen=True)
@@ -121,31 +123,25 @@ def unigram_loss(train: Split, split: Split, vocab_size: int) -> float:
     return -logp_V[split.tokens[1:].long()].mean().item()
 
 
-def attention_statistics(model: nn.Module, x_BT: Tensor) -> dict[str, float]:
+def attention_statistics(model: GPT, x_BT: Tensor) -> dict[str, float]:
     """By layer: standard deviation of the visible scores, and mean entropy of the pattern's rows in nats."""
     out: dict[str, float] = {}
 
-    def on_scores(layer: int) -> Callable[..., None]:
-        def hook(_m: nn.Module, _i: Any, scores_BHTS: Tensor) -> None:
-            T, S = scores_BHTS.shape[-2:]
-            visible = torch.ones(T, S, dtype=torch.bool, device=scores_BHTS.device)
-            if model.mask_TS is not None:
-                visible = visible.tril(S - T)
+    def watch(layer: int, attn: Attention) -> None:
+        def on_scores(_m: nn.Module, _i: Any, scores_BHTS: Tensor) -> None:
+            visible = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=scores_BHTS.device)
+            visible = visible.tril() if attn.causal else visible
             out[f"scores_std/layer{layer}"] = scores_BHTS[..., visible].float().std().item()
 
-        return hook
+        def on_pattern(_m: nn.Module, _i: Any, pattern_BHTS: Tensor) -> None:
+            out[f"entropy/layer{layer}"] = torch.special.entr(pattern_BHTS.float()).sum(-1).mean().item()
 
-    def on_pattern(layer: int) -> Callable[..., None]:
-        def hook(_m: nn.Module, _i: Any, pattern_BHTS: Tensor) -> None:
-            p = pattern_BHTS.float()
-            out[f"entropy/layer{layer}"] = torch.special.entr(p).sum(-1).mean().item()
+        handles.append(attn.scores.register_forward_hook(on_scores))
+        handles.append(attn.pattern.register_forward_hook(on_pattern))
 
-        return hook
-
-    handles = []
-    for i, block in enumerate(model.blocks):  # type: ignore[arg-type]
-        handles.append(block.attn.scores.register_forward_hook(on_scores(i)))
-        handles.append(block.attn.pattern.register_forward_hook(on_pattern(i)))
+    handles: list[Any] = []
+    for i, block in enumerate(model.blocks):
+        watch(i, block.attn)  # type: ignore[arg-type]
     try:
         with evaluating(model), torch.inference_mode():
             model(x_BT)

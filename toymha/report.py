@@ -38,7 +38,7 @@ class Row:
         self.runs.append(run)
         status = s.get("status", "running")
         self.statuses[status] = self.statuses.get(status, 0) + 1
-        if status == "done":
+        if status == "done" and math.isfinite(s["val"]["loss"]):
             self.loss[seed], self.best[seed] = s["val"]["loss"], s["best"]["loss"]
             self.ppl.append(s["val"]["ppl"])
             self.bits.append(s["val"]["bits_per_char"])
@@ -103,7 +103,7 @@ class Table:
                 "difference_high": vs.high,
                 "pairs": vs.n,
             }
-            clean = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in numbers.items()}
+            clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()}
             out.append(row.setting | clean)
         return out
 
@@ -154,10 +154,10 @@ class Table:
     def _notes(self) -> list[str]:
         out = ["val loss: nats a token, whole split, last weights; best: of the best evaluation; *: excludes 0"]
         for row in self.rows:
-            label = ", ".join(f"{k}={_word(v)}" for k, v in row.setting.items())
+            label = ", ".join(f"{k}={_word(v)}" for k, v in row.setting.items()) or "runs"
             unfinished = ", ".join(f"{n} {s}" for s, n in sorted(row.statuses.items()) if s != "done")
             if unfinished:
-                out.append(f"{label or 'runs'}: {unfinished} (not in the means)")
+                out.append(f"{label}: {unfinished} (not in the means)")
             out += [f"{label}: {note}" for note in row.notes]
         if (
             len({value_of(r, "data.sha256") for row in self.rows for r in row.runs}) > 1
@@ -188,10 +188,10 @@ def load_table(folder: str) -> Table:
     found = list(runs.find(path)) if path.is_dir() else []
     if not found:
         raise UserError(f"no runs in {path} (looked in {path.absolute()})")
-    sweep = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {"axes": [], "order": []}
-    cells = {json.dumps([value_of(r, a) for a in [*sweep["axes"], "seed"]]) for r in found}
-    axes = sweep["axes"] if len(cells) == len(found) else differing(found)
-    return Table.of(found, axes, sweep["order"])
+    sweep = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {}
+    # The axes of the last sweep tell its own runs apart; other runs in the folder may differ in other keys.
+    ours = {str(r.path.relative_to(path)) for r in found} <= set(sweep.get("runs", []))
+    return Table.of(found, sweep["axes"] if ours else differing(found), sweep.get("order", []))
 
 
 def differing(found: list[runs.Run]) -> list[str]:

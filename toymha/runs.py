@@ -11,10 +11,13 @@ No torch at import.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,6 +35,10 @@ from toymha import config
 from toymha.config import Config
 from toymha.schema import UserError
 
+FILES = (
+    *("config.yaml", "run.json", "metrics.jsonl", "summary.json", "tokenizer.json", "log.txt"),
+    *("checkpoint.pt", "model.safetensors", "best.safetensors"),
+)
 STATUSES = ("running", "done", "diverged", "failed", "interrupted")
 FINISHED = ("done", "diverged")
 
@@ -97,20 +104,7 @@ class Run:
     def clear(self) -> None:
         """Forget an earlier run in this folder: only files of ours are deleted."""
         for p in self.path.iterdir():
-            if p.name.startswith(
-                (
-                    "config.",
-                    "run.",
-                    "metrics.",
-                    "summary.",
-                    "tokenizer.",
-                    "log.",
-                    "checkpoint.",
-                    "model.",
-                    "best.",
-                    "events.",
-                )
-            ):
+            if p.name in FILES or p.name.startswith("events.out.tfevents"):
                 p.unlink()
 
     def release(self) -> None:
@@ -126,7 +120,16 @@ class Run:
             hint = f"; runs in it: {', '.join(map(str, inside))}" if inside else ""
             raise UserError(f"{path} is not a run folder{hint or f' (looked in {path.absolute()})'}")
         info = read_json(path / "run.json")
-        return cls(path, config.build(yaml.safe_load((path / "config.yaml").read_text("utf-8"))), info)
+        try:
+            cfg = config.build(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
+        except (OSError, ValueError, TypeError, yaml.YAMLError, UserError) as e:
+            raise UserError(f"{path / 'config.yaml'} cannot be read: {' '.join(str(e).split())[:200]}") from None
+        return cls(path, cfg, info)
+
+    @property
+    def data_path(self) -> Path | None:
+        """The run's own text file: `data.path` as it was meant in the folder where the run was started."""
+        return Path(self.info["folder"]) / self.config.data.path if self.config.data.path else None
 
     # Small files
 
@@ -151,6 +154,11 @@ class Run:
     def update(self, **values: Any) -> None:
         """Merge values into summary.json."""
         self.write_json("summary.json", self.summary | values)
+
+    def restart(self, **values: Any) -> None:
+        """A new summary.json; what an earlier attempt left behind is gone, its error and traceback too."""
+        (self.path / "log.txt").unlink(missing_ok=True)
+        self.write_json("summary.json", values)
 
     def rows(self) -> list[dict[str, Any]]:
         """The logged rows; a last line that a kill cut short is left out."""
@@ -216,27 +224,33 @@ def cores() -> int:
 
 
 def find(root: str | Path) -> Iterator[Run]:
-    """Every run folder at or below `root`, in order of path; its `config` is left out."""
+    """Every run folder at or below `root`, in order of path, damaged ones left out; its `config` is not read."""
     for p in sorted(Path(root).rglob("run.json"), key=lambda p: natural(str(p))):
-        yield Run(p.parent, None, read_json(p))  # type: ignore[arg-type]
+        with contextlib.suppress(UserError):
+            run = Run(p.parent, None, read_json(p))  # type: ignore[arg-type]
+            _ = run.summary
+            yield run
 
 
 def natural(text: str) -> list[Any]:
     """A sort key that puts n_head=2 before n_head=16."""
     out: list[Any] = []
-    for part in text.replace("=", " = ").split():
-        try:
-            out.append((0, float(part), ""))
-        except ValueError:
-            out.append((1, 0.0, part))
+    for part in re.split(r"([=,/]|\d+(?:\.\d+)?(?:e-?\d+)?)", text):
+        number = part[:1].isdigit()
+        out.append((0, float(part), "") if number else (1, 0.0, part))
     return out
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Raises UserError for a file that is missing or damaged."""
+    needed = ("identity", "values") if path.name == "run.json" else ()
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, json.JSONDecodeError) as e:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as e:
         raise UserError(f"{path} cannot be read: {e}") from None
+    if not isinstance(content, dict) or any(k not in content for k in needed):
+        raise UserError(f"{path} is damaged: {', '.join(needed) or 'a table'} expected")
+    return content
 
 
 def conflict(path: Path, info: dict[str, Any]) -> None:
@@ -269,7 +283,7 @@ def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
         "identity": identity(cfg, data_sha256),
         "values": values_of(cfg, data_sha256),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "folder": os.getcwd(),
         "versions": {"python": platform.python_version()}
         | {p: _version(p) for p in ("toymha", "torch", "hydra-core", "numpy")},

@@ -9,7 +9,7 @@ from toymha import runs
 from toymha.compose import Composer
 from toymha.config import Data
 from toymha.console import score_line
-from toymha.data import tokenizer
+from toymha.data import text, tokenizer
 from toymha.data.corpus import check_lengths, load_corpus
 from toymha.device import arithmetic, set_up
 from toymha.evaluate import evaluate
@@ -19,16 +19,18 @@ from toymha.schema import UserError, build
 
 def score_run(o: Any) -> str:
     """`o`: cli.EvalOptions. Raises UserError where run, weights, split or data are not there."""
+    if o.path is not None and o.data != "file":
+        raise UserError(f"path={o.path} needs data=file")
     run = runs.Run.load(o.run)
     c = dataclasses.replace(run.config, device=o.device, threads=o.threads)
     own = tokenizer.from_dict(runs.read_json(run.path / "tokenizer.json"))
     device, precision = set_up(dataclasses.replace(c, precision=run.info["precision"]))
-    data = c.data if o.data is None else other_data(o, c.data)
+    own_path = str(run.data_path) if run.data_path else None
+    data = other_data(o, c.data) if o.data else dataclasses.replace(c.data, path=own_path)
+    if o.data is None and text.fingerprint(data) != run.info["values"]["data.sha256"]:
+        again = f"data={data.name}" + (f" path={data.path}" if data.path else "")
+        raise UserError(f"the text of this run has changed since it was trained; {again} scores the new one")
     corpus = load_corpus(data, own)
-    if o.data is None and corpus.sha256 != run.info["values"]["data.sha256"]:
-        raise UserError(
-            f"the text of data={data.name} has changed since the run was trained; data={data.name} scores the new one"
-        )
     check_lengths(corpus, c.seq_len)
     if o.split not in corpus.splits:
         raise UserError(f"split={o.split}: data.split={data.split} has no test text; here: {', '.join(corpus.splits)}")

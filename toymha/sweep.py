@@ -99,9 +99,14 @@ def make_plan(points: list[Point]) -> Plan:
 
 def run_sweep(points: list[Point]) -> int:
     """Train what is not finished. The exit status: 0 all done, 1 some failed or diverged, 128 + signal when stopped."""
+    from toymha.device import pick_device, pick_precision
+
+    c = points[0].config
+    device = pick_device(c.device)
+    for precision in {p.config.precision for p in points}:
+        pick_precision(precision, device)
     plan = make_plan(points)
     print(plan.text(), flush=True)
-    c = points[0].config
     n = min(c.workers or runs.cores(), max(1, len(plan.todo)))
     threads = c.threads or max(1, runs.cores() // (c.workers or runs.cores()))
     todo = [
@@ -269,7 +274,9 @@ def finish(plan: Plan, stopped: int) -> int:
         table = Table.of(found, axes, [j.point.swept for j in plan.jobs])
         print("\n" + table.text())
         table.write(plan.folder)
-        runs.write_json(plan.folder / "sweep.json", {"axes": axes, "order": [j.point.swept for j in plan.jobs]})
+        made = [str(j.path.relative_to(plan.folder)) for j in plan.jobs]
+        order = [j.point.swept for j in plan.jobs]
+        runs.write_json(plan.folder / "sweep.json", {"axes": axes, "order": order, "runs": made})
     bad = [(j, s) for j in plan.jobs if (s := runs.Run(j.path, j.point.config).summary).get("status") in FAILED]
     for j, s in bad:
         log = f"; see {j.path / 'log.txt'}" if (j.path / "log.txt").is_file() else ""

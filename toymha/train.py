@@ -135,7 +135,7 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
                 loss += part.item()
             if not math.isfinite(loss):
                 lab.diverged(f"loss {loss} at step {state['step'] + 1}, learning rate {c.optim.lr * factor:.3g}")
-                return
+                break
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf)
             for optimizer in optimizers:
                 optimizer.step()
@@ -151,7 +151,8 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
                 lab.look(log)
             if step % (b.checkpoint_every or b.eval_every) == 0 or last:
                 lab.checkpoint(optimizers)
-        lab.finish(log)
+        if run.status != "diverged":
+            lab.finish(log)
     console.finish(run)
 
 
@@ -205,7 +206,7 @@ class Lab:
         c, step = self.run.config, self.state["step"]
         parameters = sum(p.numel() for p in self.model.parameters())
         self.run.write_json("tokenizer.json", self.corpus.tokenizer.to_dict())
-        self.run.update(status="running", step=step, parameters=parameters)
+        self.run.restart(status="running", step=step, parameters=parameters)
         if c.max_steps and c.optim.warmup >= c.max_steps:
             self.console.warn(f"optim.warmup={c.optim.warmup} is not shorter than the run of {c.max_steps} steps")
         if self.precision == "bf16" and self.device.type == "cpu" and c.precision == "bf16":
@@ -272,6 +273,8 @@ class Lab:
         c, step = self.run.config, self.state["step"]
         self.run.save_weights("model", self.model.state_dict(), step=step)
         last = self.score()
+        if not math.isfinite(last.loss):
+            return self.diverged(f"validation loss {last.loss} after the last step, {step}")
         best_step, best = self.state["best"]["step"], last
         if best_step != step:
             self.model.load_state_dict(self.run.load_weights("best"))

@@ -25,11 +25,11 @@ class Block(nn.Module):
         self.norm_attn, self.attn = norm(c.dim, c.bias), Attention(c)
         self.norm_mlp, self.mlp = norm(c.dim, c.bias), MLPS[c.mlp](c)
 
-    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None, mask_TS: Tensor | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         if self.pre:
-            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope, mask_TS))
+            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope))
             return x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC)))
-        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope, mask_TS)))
+        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope)))
         return self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC)))
 
     def drop(self, x: Tensor) -> Tensor:
@@ -57,12 +57,9 @@ class GPT(nn.Module):
 
     def make_tables(self, c: Config) -> None:
         """Fixed tables of positions, as buffers, so that they follow the model to its device; they are no weights."""
-        self.mask_TS: Tensor | None
         self.sinusoid_TC: Tensor
         self.cos_TD: Tensor
         self.sin_TD: Tensor
-        future_TS = torch.full((c.seq_len, c.seq_len), float("-inf")).triu(1) if c.causal else None
-        self.register_buffer("mask_TS", future_TS, persistent=False)
         if c.pos == "sinusoidal":
             self.register_buffer("sinusoid_TC", sinusoid_table(c.seq_len, c.dim), persistent=False)
         if c.pos == "rope":
@@ -72,25 +69,30 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialise(self, c: Config) -> None:
-        """Normal weights, zero biases; GPT-2's recipe (Radford et al. 2019, section 2.3) with a width-dependent head.
+        """Normal weights, zero biases, such that the first loss is within 0.1 of ln V.
 
-        Matrices have std 0.02, those that write to the residual stream 0.02 / sqrt(2 n_layer). The token embedding has
-        std min(0.02, 0.3 / sqrt(dim)), for it is also the head: logits then start with std 0.3 at any width, and the
-        first loss within 0.1 of ln V. (Not so in a post-LN model with a tied head: it starts by predicting the token it
-        reads, with a logit of std x dim, for that token's embedding is most of its stream. Smaller embeddings would
-        mend the first loss and train worse.) Each tensor has a random stream of its own name, so that two models with
-        one seed begin with the same values wherever their shapes agree.
+        Pre-LN: GPT-2's recipe (Radford et al. 2019, section 2.3), matrices of std 0.02, those that write to the stream
+        0.02 / sqrt(2 n_layer). Post-LN: std 1 / sqrt(fan-in), so that what a sublayer adds is as large as what
+        it is added to; with GPT-2's small weights the stream would stay the embedding of the token that was read,
+        and the model would begin by predicting that one. The embedding, which is also the head, has std 0.02, less
+        where the model is wide: 0.3 / sqrt(dim), for logits of std 0.3, and in post-LN 2.56 / dim for the same reason.
+
+        Each tensor has a random stream of its own name, so that two models with one seed begin with the same values
+        wherever their shapes agree.
         """
+        post = c.norm_position == "post"
         for name, p in self.named_parameters():
             if name.endswith(".bias"):
                 p.zero_()
             if p.ndim < 2:
                 continue
             std = 0.02
-            if name.endswith(("w_o.weight", "down.weight")):
-                std /= math.sqrt(2 * c.n_layer)
             if name.startswith(("embed.", "head.")):
-                std = min(std, 0.3 / math.sqrt(c.dim))
+                std = min(std, 0.3 / math.sqrt(c.dim), 2.56 / c.dim if post else std)
+            elif name.startswith("blocks.") and post:
+                std = p.shape[1] ** -0.5
+            elif name.endswith(("w_o.weight", "down.weight")):
+                std /= math.sqrt(2 * c.n_layer)
             p.copy_(torch.randn(p.shape, generator=stream(c.seed, "init", name)) * std)
 
     def forward(self, idx_BT: Tensor) -> Tensor:
@@ -103,11 +105,12 @@ class GPT(nn.Module):
         x_BTC = self.embed(idx_BT)
         if self.pos == "learned":
             x_BTC = x_BTC + self.embed_pos.weight[:T]
-        elif self.pos == "sinusoidal":
-            x_BTC = x_BTC + self.sinusoid_TC[:T]
+        elif (
+            self.pos == "sinusoidal"
+        ):  # Vaswani et al. 2017, section 3.4: tokens are scaled up to the size of the table
+            x_BTC = x_BTC * math.sqrt(x_BTC.shape[-1]) + self.sinusoid_TC[:T]
         rope = (self.cos_TD[:T], self.sin_TD[:T]) if self.pos == "rope" else None
         x_BTC = F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC
-        mask_TS = None if self.mask_TS is None else self.mask_TS[:T, :T]
         for block in self.blocks:
-            x_BTC = block(x_BTC, rope, mask_TS)
+            x_BTC = block(x_BTC, rope)
         return self.norm(x_BTC)
