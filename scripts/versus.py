@@ -74,7 +74,7 @@ def toymha(folder: Path, threads: int, data: Path, *more: str) -> tuple[Path, fl
     """The run folder, and the seconds of the whole command."""
     shutil.rmtree(folder / "outputs", ignore_errors=True)
     words = ["data=file", f"data.path={data}", "data.split=[0.9,0.1]", f"threads={threads}", *more]
-    _, seconds = run([sys.executable, "-m", "toymha.cli", "train", *words], folder, threads)
+    _, seconds = run([sys.executable, "-m", "toymha", "train", *words], folder, threads)
     return next((folder / "outputs").rglob("metrics.jsonl")).parent, seconds
 
 
@@ -123,6 +123,7 @@ def score_nanogpt(folder: Path, text: str) -> float:
             self.model = model
 
         def forward(self, idx_BT: torch.Tensor) -> torch.Tensor:
+            idx_BT = idx_BT.contiguous()
             return self.model(idx_BT, idx_BT)[0]  # it gives every position's logits only when it is given targets
 
     return evaluate(Logits(), Split(ids, len(ids) - 1, len(ids) - 1), model.config.block_size).loss

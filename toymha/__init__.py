@@ -1,0 +1,1 @@
+"""A laboratory for attention: toy language models, sweeps and verdicts on the command line."""

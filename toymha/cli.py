@@ -80,6 +80,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `toymha report ... | head`
         sys.stderr.close()
         return 0
+    except OSError as e:  # a full disk, a folder that cannot be written
+        print(f"toymha: {e}; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 1
+    except UnicodeEncodeError:
+        print("toymha: this locale cannot name such files; set PYTHONUTF8=1", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("toymha: interrupted", file=sys.stderr)
         return 130
@@ -214,14 +220,11 @@ def data(words: list[str], flags: Flags) -> int:
         print(f"{o.fetch} is here: {size:,} characters")
         return 0
     rows = text.listing()
-    head = ("data=", "here", "size", "needs", "licence", "origin")
-    columns = [
-        head,
-        *((r["name"], "yes" if r["here"] else "no", r["size"], r["needs"], r["licence"], r["origin"]) for r in rows),
-    ]
-    widths = [max(len(str(row[i])) for row in columns) for i in range(len(head) - 1)]
-    for row in columns:
-        print("  ".join([*(str(cell).ljust(w) for cell, w in zip(row, widths)), str(row[-1])]))
+    from toymha.report import columns
+
+    lines = [["data=", "here", "size", "needs", "licence", "origin"]]
+    lines += [[r["name"], "yes" if r["here"] else "no", *(str(r[k]) for k in lines[0][2:])] for r in rows]
+    print("\n".join(columns(lines, len(lines[0]))))
     return 0
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from toymha import runs, stats
 from toymha.runs import Run
-from toymha.schema import UserError
+from toymha.schema import UserError, word
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Row:
     runs: list[Run] = field(default_factory=list)
     loss: dict[int, float] = field(default_factory=dict)  # seed -> validation loss of the last weights, done runs only
     best: dict[int, float] = field(default_factory=dict)
+    best_steps: list[int] = field(default_factory=list)
     ppl: list[float] = field(default_factory=list)
     bits: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Row:
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if status == "done" and math.isfinite(s["val"]["loss"]):
             self.loss[seed], self.best[seed] = s["val"]["loss"], s["best"]["loss"]
+            self.best_steps.append(s["best"]["step"])
             self.ppl.append(s["val"]["ppl"])
             self.bits.append(s["val"]["bits_per_char"])
             if s["val"]["loss"] >= s["unigram_loss"]:
@@ -83,11 +85,7 @@ class Table:
         """A flat record a row, numbers unrounded; what the data has no answer for is None."""
         out: list[dict[str, Any]] = []
         for row in self.rows:
-            mean, best, first = (
-                stats.estimate(list(row.loss.values())),
-                stats.estimate(list(row.best.values())),
-                self.rows[0],
-            )
+            first, mean = self.rows[0], stats.estimate(list(row.loss.values()))
             vs = stats.paired(row.loss, first.loss) if row is not first else stats.estimate([])
             numbers = {
                 "parameters": row.parameters,
@@ -95,7 +93,9 @@ class Table:
                 "done": len(row.loss),
                 "val_loss": mean.mean,
                 "val_loss_std": mean.std,
-                "best_val_loss": best.mean,
+                "best_val_loss": stats.estimate(list(row.best.values())).mean,
+                "best_step_min": min(row.best_steps, default=None),
+                "best_step_max": max(row.best_steps, default=None),
                 "perplexity": stats.estimate(row.ppl).mean,
                 "bits_per_char": stats.estimate(row.bits).mean,
                 "difference": vs.mean,
@@ -111,35 +111,20 @@ class Table:
         """The table for a terminal, with the rule of reading below."""
         if not self.rows:
             return "no runs\n"
-        head = [
-            *self.axes,
-            "parameters",
-            "runs",
-            "val loss",
-            "std",
-            "best",
-            "perplexity",
-            "bits/char",
-            "loss - first row, 95 % interval",
-        ]
-        lines = [head]
+        head = ["parameters", "runs", "val loss", "std", "best", "at step", "perplexity", "bits/char"]
+        lines = [[*self.axes, *head, "loss - first row, 95 % interval"]]
         for row, r in zip(self.rows, self.records()):
-            done = f"{r['done']}/{r['runs']}" if r["done"] < r["runs"] else str(r["runs"])
+            low, high = r["best_step_min"], r["best_step_max"]
             cells = [
-                done,
-                *(_num(r[k]) for k in ("val_loss", "val_loss_std", "best_val_loss", "perplexity", "bits_per_char")),
+                f"{r['parameters'] or 0:,}",
+                f"{r['done']}/{r['runs']}" if r["done"] < r["runs"] else str(r["runs"]),
+                *(_num(r[k]) for k in ("val_loss", "val_loss_std", "best_val_loss")),
+                "-" if low is None else f"{low}" if low == high else f"{low}-{high}",
+                *(_num(r[k]) for k in ("perplexity", "bits_per_char")),
+                self._difference(row, r),
             ]
-            lines.append(
-                [*map(_word, row.setting.values()), f"{r['parameters'] or 0:,}", *cells, self._difference(row, r)]
-            )
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        out = [
-            "  ".join(
-                c.rjust(w) if i >= len(self.axes) else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*out, *self._notes()]) + "\n"
+            lines.append([*map(word, row.setting.values()), *cells])
+        return "\n".join([*columns(lines, len(self.axes)), *self._notes()]) + "\n"
 
     def _difference(self, row: Row, r: dict[str, Any]) -> str:
         if row is self.rows[0]:
@@ -152,20 +137,21 @@ class Table:
         return f"{r['difference']:+.4f} [{r['difference_low']:+.4f}, {r['difference_high']:+.4f}]{mark}"
 
     def _notes(self) -> list[str]:
-        out = ["val loss: nats a token, whole split, last weights; best: of the best evaluation; *: excludes 0"]
+        out = [
+            "val loss: mean over seeds, nats a token, whole split, last weights; best: those of the best evaluation;",
+            "rows as they were asked for, not ranked; differences paired by seed; * where the interval excludes 0",
+        ]
         for row in self.rows:
-            label = ", ".join(f"{k}={_word(v)}" for k, v in row.setting.items()) or "runs"
+            label = ", ".join(f"{k}={word(v)}" for k, v in row.setting.items()) or "runs"
             unfinished = ", ".join(f"{n} {s}" for s, n in sorted(row.statuses.items()) if s != "done")
             if unfinished:
                 out.append(f"{label}: {unfinished} (not in the means)")
             out += [f"{label}: {note}" for note in row.notes]
-        if (
-            len({value_of(r, "data.sha256") for row in self.rows for r in row.runs}) > 1
-            or len({value_of(r, "data.tokenizer") for row in self.rows for r in row.runs}) > 1
-        ):
-            out.append(
-                "warning: these runs have different texts or tokenizers: compare bits/char, not loss or perplexity"
-            )
+        found = [r for row in self.rows for r in row.runs]
+        if any(len({json.dumps(value_of(r, k)) for r in found}) > 1 for k in ("data.sha256", "data.tokenizer")):
+            sizes = sorted({s for r in found if (s := r.summary.get("vocab_size"))})
+            said = f"these runs have different texts or tokens (vocabularies: {', '.join(map(str, sizes))})"
+            out.append(f"warning: {said}; compare bits/char, not loss or perplexity")
         return out
 
     def write(self, folder: Path) -> None:
@@ -177,9 +163,7 @@ class Table:
             writer.writeheader()
             writer.writerows(records)
         for name, content in (("table.csv", text.getvalue()), ("table.json", json.dumps(records, indent=1) + "\n")):
-            temporary = folder / f".{name}.tmp"
-            temporary.write_text(content, "utf-8")
-            os.replace(temporary, folder / name)
+            runs.write_text(folder / name, content)
 
 
 def load_table(folder: str) -> Table:
@@ -213,8 +197,18 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
     return (1, float(value), "") if number else (0 if value is None else 2, 0.0, str(value))
 
 
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def columns(lines: list[list[str]], left: int) -> list[str]:
+    """Cells under each other, the first `left` columns flush left; a Chinese character is two wide."""
+
+    def width(cell: str) -> int:
+        return sum(1 + (unicodedata.east_asian_width(ch) in "WF") for ch in cell)
+
+    widths = [max(width(line[i]) for line in lines) for i in range(len(lines[0]))]
+    out = []
+    for line in lines:
+        gaps = [" " * (w - width(cell)) for cell, w in zip(line, widths)]
+        out.append("  ".join(c + g if i < left else g + c for i, (c, g) in enumerate(zip(line, gaps))).rstrip())
+    return out
 
 
 def _num(value: float | None) -> str:

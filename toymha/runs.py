@@ -134,7 +134,7 @@ class Run:
     # Small files
 
     def write_text(self, name: str, text: str) -> None:
-        self.write(name, lambda p: p.write_text(text, "utf-8"))
+        write_text(self.path / name, text)
 
     def write_json(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
@@ -214,8 +214,12 @@ def write(path: Path, save: Callable[[Path], Any]) -> None:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    write(path, lambda p: p.write_text(text, "utf-8"))
+
+
 def write_json(path: Path, value: Any) -> None:
-    write(path, lambda p: p.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8"))
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def cores() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -99,19 +98,17 @@ def make_plan(points: list[Point]) -> Plan:
 
 def run_sweep(points: list[Point]) -> int:
     """Train what is not finished. The exit status: 0 all done, 1 some failed or diverged, 128 + signal when stopped."""
-    from toymha.device import pick_device, pick_precision
+    plan, c = make_plan(points), points[0].config
+    if plan.todo:
+        from toymha.device import pick_device, pick_precision
 
-    c = points[0].config
-    device = pick_device(c.device)
-    for precision in {p.config.precision for p in points}:
-        pick_precision(precision, device)
-    plan = make_plan(points)
+        device = pick_device(c.device)
+        for p in plan.todo:
+            pick_precision(p.point.config.precision, device)
     print(plan.text(), flush=True)
     n = min(c.workers or runs.cores(), max(1, len(plan.todo)))
     threads = c.threads or max(1, runs.cores() // (c.workers or runs.cores()))
-    todo = [
-        dataclasses.replace(j.point, config=dataclasses.replace(j.point.config, threads=threads)) for j in plan.todo
-    ]
+    todo = [replace(j.point, config=replace(j.point.config, threads=threads)) for j in plan.todo]
     stopped = 0
     if todo:
         print(f"{n} at a time, {threads} thread{'s' * (threads > 1)} each", flush=True)

@@ -37,10 +37,6 @@ class Interrupted(Exception):
         self.signum = signum
 
 
-class Diverged(Exception):
-    """The loss is not a finite number any more."""
-
-
 class Stop:
     """Turns the first SIGINT or SIGTERM into a note that the loop reads between steps; a second one acts at once."""
 
@@ -206,7 +202,8 @@ class Lab:
         c, step = self.run.config, self.state["step"]
         parameters = sum(p.numel() for p in self.model.parameters())
         self.run.write_json("tokenizer.json", self.corpus.tokenizer.to_dict())
-        self.run.restart(status="running", step=step, parameters=parameters)
+        tokenizer = self.corpus.tokenizer
+        self.run.restart(status="running", step=step, parameters=parameters, vocab_size=tokenizer.vocab_size)
         if c.max_steps and c.optim.warmup >= c.max_steps:
             self.console.warn(f"optim.warmup={c.optim.warmup} is not shorter than the run of {c.max_steps} steps")
         if self.precision == "bf16" and self.device.type == "cpu" and c.precision == "bf16":
