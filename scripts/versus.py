@@ -80,7 +80,7 @@ def toymha(folder: Path, threads: int, data: Path, *more: str) -> tuple[Path, fl
 
 def step_seconds(run_folder: Path) -> list[float]:
     """Time from each logged row of training to the next, logging included."""
-    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text("utf-8").strip().split("\n")]
     times = [r["time"] for r in rows if "loss/train" in r]
     return [b - a for a, b in pairwise(times)]
 

@@ -158,7 +158,7 @@ MISTAKES = [
     ("train w_o=false head_dim=8", "w_o=false", "v_head_dim"),
     ("train tied_heads=true n_kv_head=1", "tied_heads=true", "n_kv_head=1"),
     ("train pos=rope head_dim=3", "pos=rope", "head_dim"),
-    ("train grad_accum=5", "grad_accum=5", "batch_size=32"),
+    ("train grad_accum=5", "grad_accum=5", "batch_size=16"),
     ("train data.tokenizer=bpe", "data.tokenizer=bpe", "data.vocab_size"),
     ("train data.vocab_size=100", "data.vocab_size=100", "bpe"),
     ("train optim=adamw optim.muon_lr=0.1", "optim.muon_lr=0.1", "optim=muon"),

@@ -6,6 +6,8 @@ Imports neither hydra nor torch at the top, so that help and completion answer a
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ class EvalOptions:
     data: str | None = key("another data set, read with the run's own tokenizer; null = the run's")
     path: str | None = key("the file, for data=file", text=True)
     device: str = key("auto = cuda, else mps, else cpu")
+    precision: str | None = key("auto, fp32 or bf16; null = as the run was told", choices=("auto", "fp32", "bf16"))
     threads: int | None = key("CPU threads; null = all cores", low=1)
 
 
@@ -81,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as e:  # a full disk, a folder that cannot be written
-        print(f"toymha: {e}; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(f"toymha: {e}", file=sys.stderr)
         return 1
     except UnicodeEncodeError:
         print("toymha: this locale cannot name such files; set PYTHONUTF8=1", file=sys.stderr)
@@ -157,25 +160,56 @@ def train(words: list[str], flags: Flags) -> int:
     points = compose_points(words, flags)
     if flags.cfg:
         return show_config(points)
-    several = len(points) > 1 or flags.multirun or points[0].config.sweep is not None
-    if several:
-        from toymha.sweep import run_sweep
+    with contextlib.redirect_stdout(Unbreakable(sys.stdout)):
+        if len(points) > 1 or flags.multirun or points[0].config.sweep is not None:
+            from toymha.sweep import run_sweep
 
-        return run_sweep(points)
-    from toymha.console import Console
+            return run_sweep(points)
+        return train_one(points[0])
+
+
+def train_one(point: Any) -> int:
+    """One run, in this process."""
+    from toymha.console import Console, again
     from toymha.train import Interrupted, Stop, train_point
 
+    if point.config.workers is not None:
+        raise UserError(f"workers={point.config.workers} is for sweeps; this is one run, which threads= is for")
     with Stop() as stop:
         try:
-            run = train_point(points[0], Console(), stop)
-        except (Interrupted, KeyboardInterrupt) as e:
-            print("toymha: interrupted; the same command goes on from here", file=sys.stderr)
-            return 128 + (stop.signum or 2 if isinstance(e, Interrupted) else 2)
+            run = train_point(point, Console(), stop)
+        except (Interrupted, KeyboardInterrupt):
+            print(f"toymha: interrupted; {again(point.config)}", file=sys.stderr)
+            return 128 + (stop.signum or signal.SIGINT)
     return 0 if run.status == "done" else 1
+
+
+class Unbreakable:
+    """A stream whose reader may leave (`toymha train | head`): training goes on, unheard."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        return self._try(self.stream.write, text)
+
+    def flush(self) -> None:
+        self._try(self.stream.flush)
+
+    def _try(self, act: Any, *args: Any) -> Any:
+        try:
+            return act(*args)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
 def plan(words: list[str], flags: Flags) -> int:
     """Only say what `train` would do."""
+    if flags.cfg:
+        return train(words, flags)
     from toymha.sweep import make_plan
 
     print(make_plan(compose_points(words, flags)).text(), end="")
@@ -231,6 +265,7 @@ def data(words: list[str], flags: Flags) -> int:
 def version(words: list[str], flags: Flags) -> int:
     from importlib.metadata import version as of
 
+    options("version", words, flags)
     print(f"toymha {of('toymha')}")
     return 0
 
@@ -239,6 +274,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
     """Words -> the command's options. Raises UserError."""
     from toymha.compose import read_value
 
+    if flags.multirun or flags.cfg or flags.config_dir:
+        raise UserError(f"`toymha {command}` takes no -m, --cfg or --config-dir")
     spec, values = COMMANDS[command].options, dict(COMMANDS[command].defaults or {})
     known = keys(spec)
     for word in words:
@@ -264,7 +301,15 @@ COMMANDS = {
         "score a trained run on a whole split",
         evaluate,
         EvalOptions,
-        {"split": "val", "weights": "last", "data": None, "path": None, "device": "auto", "threads": None},
+        {
+            "split": "val",
+            "weights": "last",
+            "data": None,
+            "path": None,
+            "device": "auto",
+            "precision": None,
+            "threads": None,
+        },
     ),
     "data": Command("list the data sets, or fetch one", data, DataOptions, {"fetch": None}),
     "completion": Command("tab completion: shell=bash or shell=zsh", completion, CompletionOptions, {}),

@@ -59,10 +59,10 @@ class Optim:
     muon_momentum: float | None = key("Muon's Nesterov momentum; only for optim=muon", low=0, below=1)
     muon_weight_decay: float | None = key("decoupled weight decay of Muon; only for optim=muon", low=0, below=100)
     clip: float | None = key("largest norm of the whole gradient; null for no clipping", above=0)
-    schedule: str = key("how the learning rate falls", choices=("cosine", "linear", "constant"))
+    schedule: str = key("how the learning rate falls", choices=("cosine", "linear"))
     warmup: int = key("steps of linear warm-up", low=0)
     hold: float = key("share of the run before the fall begins", low=0, below=1)
-    min_lr: float = key("floor of the learning rate, as a share of its peak", low=0, high=1)
+    min_lr: float = key("floor of the learning rate, as a share of its peak; 1 keeps it constant", low=0, high=1)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 if TYPE_CHECKING:
+    from toymha.config import Config
     from toymha.evaluate import Score
     from toymha.runs import Run
 
@@ -96,6 +97,11 @@ def _kept(run: Run) -> str:
         if (run.path / "checkpoint.pt").is_file()
         else "it never reached a checkpoint"
     )
+
+
+def again(c: Config) -> str:
+    """How an interrupted command is taken up."""
+    return f"the same command {'without overwrite=true ' if c.overwrite else ''}goes on from here"
 
 
 def score_line(what: str, s: dict[str, Any]) -> str:

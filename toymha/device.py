@@ -35,6 +35,8 @@ def pick_precision(name: str, device: torch.device) -> str:
     if name != "auto":
         if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise UserError("precision=bf16: this GPU has no bf16; use precision=fp32")
+        if name == "bf16" and device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+            raise UserError("precision=bf16: on mps it needs macOS 14; use precision=fp32")
         return name
     return "bf16" if has_fast_bf16(device) else "fp32"
 

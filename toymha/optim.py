@@ -37,8 +37,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised by Newton-Schulz (Jordan et al. 2024); steps are scaled by sqrt(max(1, rows / columns)).
 
     The same equation as torch.optim.Muon, with two differences that are about speed alone: matrices of one shape are
-    orthogonalised together in batched products, and on a CPU without bf16 arithmetic in fp32 (there torch's bf16
-    products run over 100 times slower than fp32 ones, and one step took seconds).
+    orthogonalised together in batched products, and outside CUDA in fp32 rather than bf16 (on a CPU without bf16
+    arithmetic torch's products run over 100 times slower than fp32 ones, and one step took seconds).
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
@@ -94,7 +94,7 @@ def lr_factor(o: Optim, step: int, progress: float, warmup_progress: float) -> f
     warm = min(1.0, (step + 1) / (o.warmup + 1))
     start = max(o.hold, warmup_progress)
     fall = min(1.0, max(0.0, (progress - start) / (1 - start))) if start < 1 else 0.0
-    shape = {"cosine": 0.5 * (1 + math.cos(math.pi * fall)), "linear": 1 - fall, "constant": 1.0}[o.schedule]
+    shape = {"cosine": 0.5 * (1 + math.cos(math.pi * fall)), "linear": 1 - fall}[o.schedule]
     return warm * (o.min_lr + (1 - o.min_lr) * shape)
 
 

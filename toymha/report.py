@@ -148,7 +148,10 @@ class Table:
                 out.append(f"{label}: {unfinished} (not in the means)")
             out += [f"{label}: {note}" for note in row.notes]
         found = [r for row in self.rows for r in row.runs]
-        if any(len({json.dumps(value_of(r, k)) for r in found}) > 1 for k in ("data.sha256", "data.tokenizer")):
+        if any(
+            len({json.dumps(value_of(r, k)) for r in found}) > 1
+            for k in ("data.sha256", "data.tokenizer", "data.vocab_size")
+        ):
             sizes = sorted({s for r in found if (s := r.summary.get("vocab_size"))})
             said = f"these runs have different texts or tokens (vocabularies: {', '.join(map(str, sizes))})"
             out.append(f"warning: {said}; compare bits/char, not loss or perplexity")
@@ -212,4 +215,4 @@ def columns(lines: list[list[str]], left: int) -> list[str]:
 
 
 def _num(value: float | None) -> str:
-    return "-" if value is None else "inf" if math.isinf(value) else f"{value:.4f}"
+    return "-" if value is None else f"{value:.4f}"

@@ -93,18 +93,23 @@ class Run:
     _lock: Any = field(default=None, repr=False)
 
     def _take_over(self, overwrite: bool) -> None:
-        if overwrite:
-            self.clear()
-        elif (self.path / "run.json").is_file():
+        if overwrite or not (self.path / "run.json").is_file():
+            self.clear()  # what lies there without run.json belongs to nobody, and must not be resumed
+        else:
             conflict(self.path, self.info)
-            self.info["created"] = read_json(self.path / "run.json")["created"]
+            before = read_json(self.path / "run.json")
+            if self.status in FINISHED:  # it tells how the numbers came about, not who asked for them again
+                self.info = before
+                return
+            self.info["created"] = before["created"]
         self.write_text("config.yaml", yaml.safe_dump(config.plain(self.config), sort_keys=False, allow_unicode=True))
         self.write_json("run.json", self.info)
 
     def clear(self) -> None:
         """Forget an earlier run in this folder: only files of ours are deleted."""
         for p in self.path.iterdir():
-            if p.name in FILES or p.name.startswith("events.out.tfevents"):
+            temporary = p.name.startswith(".") and p.name.endswith(".tmp")
+            if p.name in FILES or temporary or p.name.startswith("events.out.tfevents"):
                 p.unlink()
 
     def release(self) -> None:
@@ -163,7 +168,8 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         """The logged rows; a last line that a kill cut short is left out."""
         path, out = self.path / "metrics.jsonl", []
-        for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        # split("\n"): a sample may hold other characters that splitlines takes for the end of a line
+        for line in filter(None, path.read_text("utf-8").split("\n") if path.is_file() else []):
             try:
                 out.append(json.loads(line))
             except json.JSONDecodeError:

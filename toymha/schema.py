@@ -123,13 +123,7 @@ def check_value(name: str, value: Any, f: dataclasses.Field, hint: Any) -> Any:
         raise UserError(f"{shown}: must be one of {', '.join(m['choices'])}{nearest(str(value), m['choices'])}")
     value = _convert(shown, name, value, kind, nullable)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        tests = {
-            "low": (">=", operator.ge),
-            "above": (">", operator.gt),
-            "high": ("<=", operator.le),
-            "below": ("<", operator.lt),
-        }
-        bounds = [(sign, m[b], test) for b, (sign, test) in tests.items() if m[b] is not None]
+        bounds = [(sign, m[b], test) for b, sign, test in BOUNDS if m[b] is not None]
         if not math.isfinite(value) or not all(test(value, limit) for _, limit, test in bounds):
             wanted = " and ".join(f"{sign} {limit}" for sign, limit, _ in bounds)
             raise UserError(f"{shown}: must be {wanted or 'finite'}")

@@ -22,9 +22,10 @@ def score_run(o: Any) -> str:
     if o.path is not None and o.data != "file":
         raise UserError(f"path={o.path} needs data=file")
     run = runs.Run.load(o.run)
-    c = dataclasses.replace(run.config, device=o.device, threads=o.threads)
+    precision = o.precision or run.config.precision
+    c = dataclasses.replace(run.config, device=o.device, threads=o.threads, precision=precision)
     own = tokenizer.from_dict(runs.read_json(run.path / "tokenizer.json"))
-    device, precision = set_up(dataclasses.replace(c, precision=run.info["precision"]))
+    device, precision = set_up(c)
     own_path = str(run.data_path) if run.data_path else None
     data = other_data(o, c.data) if o.data else dataclasses.replace(c.data, path=own_path)
     if o.data is None and text.fingerprint(data) != run.info["values"]["data.sha256"]:

@@ -20,12 +20,10 @@ from tqdm import tqdm
 from toymha import cost, runs
 from toymha.compose import Point
 from toymha.config import Data
-from toymha.console import Console, duration, quote
+from toymha.console import Console, again, duration, quote
 from toymha.data import text
 from toymha.report import Table
 from toymha.schema import UserError
-
-FAILED = ("failed", "diverged")
 
 
 @dataclass(frozen=True)
@@ -99,15 +97,17 @@ def make_plan(points: list[Point]) -> Plan:
 def run_sweep(points: list[Point]) -> int:
     """Train what is not finished. The exit status: 0 all done, 1 some failed or diverged, 128 + signal when stopped."""
     plan, c = make_plan(points), points[0].config
+    workers = c.workers or runs.cores()
     if plan.todo:
         from toymha.device import pick_device, pick_precision
 
         device = pick_device(c.device)
         for p in plan.todo:
             pick_precision(p.point.config.precision, device)
+        workers = c.workers or (runs.cores() if device.type == "cpu" else min(4, runs.cores()))  # one GPU for all
     print(plan.text(), flush=True)
-    n = min(c.workers or runs.cores(), max(1, len(plan.todo)))
-    threads = c.threads or max(1, runs.cores() // (c.workers or runs.cores()))
+    n = min(workers, max(1, len(plan.todo)))
+    threads = c.threads or max(1, runs.cores() // workers)
     todo = [replace(j.point, config=replace(j.point.config, threads=threads)) for j in plan.todo]
     stopped = 0
     if todo:
@@ -167,7 +167,7 @@ def worker(pipe: Connection) -> None:
             point = pipe.recv()
             with Stop(signal.SIGTERM) as stop:
                 outcome = train_quietly(point, stop)
-            pipe.send(outcome)
+            pipe.send((outcome, not stop.signum))
             if stop.signum:
                 return
 
@@ -198,11 +198,12 @@ class Pool:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self._terminate()  # those that are still busy, when this ends by an error
         for pipe, _ in self.idle:
             pipe.close()
         processes = [p for _, p in self.idle] + [p for p, _, _ in self.busy.values()]
         for process in processes:
-            process.join(timeout=2)
+            process.join(timeout=5)
             if process.is_alive():
                 process.kill()
 
@@ -226,34 +227,39 @@ class Pool:
             while self.idle and queue and not self.stop.signum:
                 pipe, process = self.idle.pop()
                 point = queue.pop(0)
-                pipe.send(point)
+                with suppress(OSError):  # a worker that died idle is noticed below, like one that died busy
+                    pipe.send(point)
                 self.busy[pipe] = (process, point, time.perf_counter())
             if self.stop.signum and not told:
                 told = True
-                for process, _, _ in self.busy.values():
-                    process.terminate()
+                self._terminate()
             ready = wait(list(self.busy), timeout=0.2)
             for pipe in [p for p in self.busy if p in ready]:
                 process, point, began = self.busy.pop(pipe)
+                goes_on = False
                 try:
-                    outcome = pipe.recv()
-                    self.idle.append((pipe, process))
+                    outcome, goes_on = pipe.recv()
                 except (EOFError, OSError):
                     process.join()
                     outcome = self._died(point, process.exitcode)
-                    if queue:
-                        self.idle.append(self._start())
+                if goes_on:
+                    self.idle.append((pipe, process))
+                elif queue and not self.stop.signum:
+                    self.idle.append(self._start())
                 yield point, outcome, time.perf_counter() - began
 
+    def _terminate(self) -> None:
+        for process, _, _ in self.busy.values():
+            process.terminate()
+
     def _died(self, point: Point, exitcode: int) -> str:
-        if self.stop.signum:
-            return "interrupted"
         how = f"signal {-exitcode}" if exitcode < 0 else f"exit status {exitcode}"
         error = f"its process died ({how}{', perhaps out of memory' if exitcode == -9 else ''})"
         run = runs.Run(runs.folder(point.config, point.label), point.config)
-        if run.path.is_dir():
-            run.update(status="failed", error=error)
-        return f"failed: {error}"
+        if (run.path / "run.json").is_file() and run.status == "running":
+            stopped = {"status": "interrupted"} if self.stop.signum else {"status": "failed", "error": error}
+            run.update(**stopped)
+        return "interrupted" if self.stop.signum else f"failed: {error}"
 
 
 # The end
@@ -274,14 +280,14 @@ def finish(plan: Plan, stopped: int) -> int:
         made = [str(j.path.relative_to(plan.folder)) for j in plan.jobs]
         order = [j.point.swept for j in plan.jobs]
         runs.write_json(plan.folder / "sweep.json", {"axes": axes, "order": order, "runs": made})
-    bad = [(j, s) for j in plan.jobs if (s := runs.Run(j.path, j.point.config).summary).get("status") in FAILED]
-    for j, s in bad:
-        log = f"; see {j.path / 'log.txt'}" if (j.path / "log.txt").is_file() else ""
-        print(f"{s['status']}: {j.title}: {s.get('error', '')}{log}")
+    bad = [j for j in plan.jobs if runs.Run(j.path, j.point.config).status != "done"]
+    for job in bad:
+        summary = runs.Run(job.path, job.point.config).summary
+        log = f"; see {job.path / 'log.txt'}" if (job.path / "log.txt").is_file() else ""
+        print(f"{summary.get('status', 'not started')}: {job.title} {summary.get('error', '')}{log}")
     print(f"curves  tensorboard --logdir {quote(plan.jobs[0].point.config.output_dir)}")
     print(f"again   toymha report run={quote(plan.folder)}")
     if stopped:
-        print("toymha: interrupted; the same command goes on from here", file=sys.stderr)
+        print(f"toymha: interrupted; {again(plan.jobs[0].point.config)}", file=sys.stderr)
         return 128 + stopped
-    missing = any(runs.Run(j.path, j.point.config).status != "done" for j in plan.jobs)
-    return 1 if bad or missing else 0
+    return 1 if bad else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Stop:
         if self.signum:
             raise KeyboardInterrupt
         self.signum = signum
+        if signal.SIGINT in self.signals:  # not in a worker, whose parent has said it
+            print("\ntoymha: stopping after this step; once more to stop at once", file=sys.stderr, flush=True)
 
     def check(self) -> None:
         """Raises Interrupted when a signal has arrived."""
@@ -109,10 +112,10 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
     optimizers = make_optimizers(model, c)
     state = restore(run, model, optimizers)
     lab = Lab(run, corpus, model, device, precision, console, stop, state)
-    forward = compiled(model, c, device, console) if c.compile else model
+    forward = compiled(model, c, device, precision, console) if c.compile else model
     with Log(run, state["step"]) as log:
-        lab.begin(log)
-        while progress_of(c, state) < 1:
+        going = lab.begin(log)
+        while going and progress_of(c, state) < 1:
             if stop.signum:
                 lab.checkpoint(optimizers)
             stop.check()
@@ -129,10 +132,12 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
                 part = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) / c.grad_accum
                 part.backward()
                 loss += part.item()
-            if not math.isfinite(loss):
-                lab.diverged(f"loss {loss} at step {state['step'] + 1}, learning rate {c.optim.lr * factor:.3g}")
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
+            if not math.isfinite(loss + grad_norm):  # before it reaches the weights
+                rate = f"learning rate {c.optim.lr * factor:.3g}"
+                lab.diverged(f"loss {loss}, gradient norm {grad_norm} at step {state['step'] + 1}, {rate}")
+                going = False
                 break
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -142,12 +147,12 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
             step, last = state["step"], progress_of(c, state) >= 1
             console.step(step, state["seconds"], loss)
             if step % b.log_every == 0 or last:
-                lab.log_row(log, factor, grad_norm.item())
+                lab.log_row(log, factor, grad_norm)
             if step % b.eval_every == 0 or last:
-                lab.look(log)
-            if step % (b.checkpoint_every or b.eval_every) == 0 or last:
+                going = lab.look(log)
+            if going and (step % (b.checkpoint_every or b.eval_every) == 0 or last):
                 lab.checkpoint(optimizers)
-        if run.status != "diverged":
+        if going:
             lab.finish(log)
     console.finish(run)
 
@@ -173,14 +178,19 @@ def restore(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer])
     return saved
 
 
-def compiled(model: nn.Module, c: Config, device: torch.device, console: Console) -> Any:
+def compiled(model: nn.Module, c: Config, device: torch.device, precision: str, console: Console) -> Any:
     """torch.compile, or the plain model and one warning where it cannot run. The weights keep their names."""
     torch._dynamo.reset()  # each run of a sweep gets the whole limit of recompilations
     fast = torch.compile(model)
     try:
-        fast(torch.zeros(c.batch_size // c.grad_accum, c.seq_len, dtype=torch.long, device=device))
+        idx_BT = torch.zeros(c.batch_size // c.grad_accum, c.seq_len, dtype=torch.long, device=device)
+        with arithmetic(precision, device):
+            logits = fast(idx_BT)
+        logits.float().mean().backward()
+        model.zero_grad()
     except Exception as e:
-        console.warn(f"compile=true does not work here ({str(e).strip().splitlines()[0][:120]}); going on without")
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0][:120]
+        console.warn(f"compile=true does not work here ({reason}); going on without")
         return model
     return fast
 
@@ -198,7 +208,7 @@ class Lab:
     stop: Stop
     state: dict[str, Any]  # step, seconds of training, losses since the last row, best
 
-    def begin(self, log: Log) -> None:
+    def begin(self, log: Log) -> bool:
         c, step = self.run.config, self.state["step"]
         parameters = sum(p.numel() for p in self.model.parameters())
         self.run.write_json("tokenizer.json", self.corpus.tokenizer.to_dict())
@@ -213,8 +223,7 @@ class Lab:
         where = f"{self.device}, {self.precision}, {torch.get_num_threads()} threads"
         data = f"{self.corpus.name}, {self.corpus.tokenizer.vocab_size} {self.corpus.tokenizer.kind} tokens"
         self.console.start(self.run, f"{self.run.info['label']}: {parameters:,} parameters; {data}; {where}", step)
-        if step == 0:
-            self.look(log)
+        return self.look(log) if step == 0 else True
 
     def score(self, max_tokens: int | None = None) -> Score:
         poll = self.stop.check if max_tokens is None else lambda: None
@@ -223,12 +232,19 @@ class Lab:
                 self.model, self.corpus.splits["val"], self.run.config.seq_len, max_tokens=max_tokens, poll=poll
             )
 
-    def look(self, log: Log) -> None:
-        """Evaluate on the fixed subset of the validation split, keep the best weights, log, write a sample."""
+    def look(self, log: Log) -> bool:
+        """Evaluate on the fixed subset of the validation split, keep the best weights, log, write a sample.
+
+        False when the loss is not finite: the run has diverged.
+        """
         c, step = self.run.config, self.state["step"]
         score = self.score(c.budget.eval_tokens)
+        if not math.isfinite(score.loss):
+            self.diverged(f"validation loss {score.loss} after step {step}")
+            return False
         row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
-        x_BT, _ = next(windows(self.corpus.splits["val"].tokens, c.seq_len, 2 * c.seq_len, 2))
+        T = min(c.seq_len, 512)  # the statistics need T x T tensors, which training may have been spared
+        x_BT, _ = next(windows(self.corpus.splits["val"].tokens, T, 2 * T, 2))
         row |= attention_statistics(self.model, x_BT.to(self.device))
         if c.budget.sample_tokens and step:
             row["sample"] = self.sample()
@@ -240,6 +256,7 @@ class Lab:
             self.run.save_weights("best", self.model.state_dict(), step=step)
         pace = c.tokens_per_step * step / self.state["seconds"] if step else 0.0
         self.console.evaluated(step, score, pace)
+        return True
 
     def sample(self) -> str:
         tokenizer, c = self.corpus.tokenizer, self.run.config
@@ -271,7 +288,7 @@ class Lab:
         self.run.save_weights("model", self.model.state_dict(), step=step)
         last = self.score()
         if not math.isfinite(last.loss):
-            return self.diverged(f"validation loss {last.loss} after the last step, {step}")
+            return self.diverged(f"validation loss {last.loss} after step {step}")
         best_step, best = self.state["best"]["step"], last
         if best_step != step:
             self.model.load_state_dict(self.run.load_weights("best"))
