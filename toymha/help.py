@@ -12,7 +12,7 @@ from toymha.schema import keys, word
 
 EXAMPLES = """
 Examples
-  toymha train model=mha n_head=8                        train one model, under three minutes on two cores
+  toymha train model=mha n_head=8                        train one model, about three minutes on two cores
   toymha train -m n_head=1,2,4,8,16 seed=0,1,2           train fifteen, in parallel, and compare them
   tensorboard --logdir outputs                           look at the curves
 """
