@@ -222,7 +222,8 @@ class Composer:
     def _compose(self, groups: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
         words = [f"{k}={typed(v)}" for k, v in groups.items()]
         if self.extra:
-            words.append(f"hydra.searchpath=[{self.extra.as_uri()}]")
+            quoted = str(self.extra).replace("'", r"\'")
+            words.append(f"hydra.searchpath=['file://{quoted}']")
         primary, before = "train", {}
         fixed: list[str] = []
         if self.saved:
