@@ -43,11 +43,11 @@ class Console:
         if step:
             self.say(f"resuming at step {step:,}")
         self.timed = c.max_steps is None
-        total = c.max_steps if c.max_steps is not None else int(60 * (c.budget.minutes or 0))
+        self.total = c.max_steps if c.max_steps is not None else int(60 * (c.budget.minutes or 0))
         if not self.quiet and sys.stderr.isatty():
             self.bar = tqdm(
-                total=total,
-                initial=step,
+                total=self.total,
+                initial=0 if self.timed else step,
                 unit="s" if self.timed else "step",
                 dynamic_ncols=True,
                 leave=False,
@@ -56,7 +56,7 @@ class Console:
 
     def step(self, step: int, seconds: float, loss: float) -> None:
         if self.bar is not None:
-            now = min(int(seconds), self.bar.total) if self.timed else step
+            now = min(int(seconds), self.total) if self.timed else step
             self.bar.update(now - self.bar.n)
             self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
 
