@@ -566,3 +566,9 @@ def test_loaders_of_downloads(tmp_path, write):
     path = write(json.dumps([poem, poem]), "ci.json")
     assert text._songci(data("songci"), path, path) == "导引\n和岘\n气和玉烛。\n一阳生。\n\n" * 4
     assert "file of your own" in error_of(text.fetch, "file")
+
+
+def test_chinese_in_gbk_is_recognised():
+    """The hint names the encoding that Chinese text files outside UTF-8 have."""
+    with pytest.raises(UserError, match="gb18030"):
+        text.decode("满纸荒唐言，一把辛酸泪。".encode("gbk"), "红楼.txt")

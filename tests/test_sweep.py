@@ -41,13 +41,14 @@ def results():
 
 
 def workers_of(process):
-    ps = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    ps = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout
     return [int(pid) for pid, args in re.findall(r"(\d+) (.*)", ps) if "spawn_main" in args]
 
 
-def test_stopped_in_every_way_and_continued(tmp_path, monkeypatch):
-    """After Ctrl-C, SIGKILL of the parent and SIGTERM of one worker the same command ends with the numbers of a sweep
-    that nobody disturbed, each run once."""
+def test_stopped_and_killed_and_continued(tmp_path, monkeypatch):
+    """After Ctrl-C and SIGKILL of the parent the same command ends with the numbers of an undisturbed sweep."""
     monkeypatch.chdir(tmp_path)
     process = start()
     wait_for_checkpoint(process)
@@ -62,13 +63,6 @@ def test_stopped_in_every_way_and_continued(tmp_path, monkeypatch):
     process.communicate()
 
     process = start()
-    wait_for_checkpoint(process)
-    os.kill(workers_of(process)[0], signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode in (0, 1)  # 1: the run of that worker was under way, and is named
-    assert process.returncode == 0 or re.search(r"^interrupted: .*seed=\d", out, re.M)
-
-    process = start()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, out + err
     assert {r.status for r in find("outputs")} == {"done"} and len(list(find("outputs"))) == 4
@@ -81,3 +75,19 @@ def test_stopped_in_every_way_and_continued(tmp_path, monkeypatch):
     process = start()
     process.communicate(timeout=120)
     assert process.returncode == 0 and results() == disturbed
+
+
+@pytest.mark.parametrize("signum, status", [(signal.SIGTERM, "interrupted"), (signal.SIGKILL, "failed")])
+def test_a_worker_that_goes_takes_its_run_alone(tmp_path, monkeypatch, signum, status):
+    """The other runs end, the exit status is 1, the last lines name the run; the same command finishes it."""
+    monkeypatch.chdir(tmp_path)
+    process = start()
+    wait_for_checkpoint(process)
+    os.kill(workers_of(process)[0], signum)
+    out, err = process.communicate(timeout=120)
+    statuses = sorted(r.status for r in find("outputs"))
+    assert process.returncode == 1 and statuses == sorted(["done"] * 3 + [status]), out + err
+    assert re.search(rf"^{status}: .*seed=\d", out, re.M)
+    process = start()
+    process.communicate(timeout=120)
+    assert process.returncode == 0 and {r.status for r in find("outputs")} == {"done"}

@@ -6,6 +6,7 @@ Imports neither hydra nor torch at the top, so that help and completion answer a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -84,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as e:  # a full disk, a folder that cannot be written
-        print(f"toymha: {e}", file=sys.stderr)
+        more = "; free space, and the same command goes on" if e.errno == errno.ENOSPC else ""
+        print(f"toymha: {e}{more}", file=sys.stderr)
         return 1
     except UnicodeEncodeError:
         print("toymha: this locale cannot name such files; set PYTHONUTF8=1", file=sys.stderr)
@@ -110,7 +112,7 @@ def dispatch(words: list[str]) -> int:
     rest.remove(name)
     command = COMMANDS[name]
     if flags.help:
-        print(help_of(name, command))
+        print(help_of(name, command, flags.config_dir))
         return 0
     return command.run(rest, flags) or 0
 
@@ -281,6 +283,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
+            if not equals and "run" in known:
+                raise UserError(f"{word}: write run={word}")
             valid = ", ".join(f"{k}=" for k in known)
             raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {valid}")
         values[name] = read_value(word, literal=known[name][0].metadata["text"])

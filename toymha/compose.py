@@ -172,6 +172,25 @@ def _unquote(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
+# What peers call it: nanoGPT, Hugging Face, textbooks.
+ELSEWHERE = {
+    "max_iters": "budget.steps",
+    "max_steps": "budget.steps",
+    "block_size": "seq_len",
+    "n_positions": "seq_len",
+    "context": "seq_len",
+    "n_embd": "dim",
+    "d_model": "dim",
+    "hidden_size": "dim",
+    "learning_rate": "optim.lr",
+    "warmup_iters": "optim.warmup",
+    "eval_interval": "budget.eval_every",
+    "gradient_accumulation_steps": "grad_accum",
+    "dtype": "precision",
+    "dataset": "data",
+}
+
+
 def _known(name: str, extra: Path | None) -> str | None:
     """Why this key is unknown, with the nearest valid one, or None when it is known."""
     known = config.settable()
@@ -182,6 +201,8 @@ def _known(name: str, extra: Path | None) -> str | None:
         return f"{name} is set by the file chosen with {name.partition('.')[0]}=..."
     if name in ("data_seed", "init_seed"):
         return f"unknown key {name}; seed sets both the data order and the initial weights"
+    if name in ELSEWHERE:
+        return f"unknown key {name}; did you mean {ELSEWHERE[name]}?"
     tail = name.rpartition(".")[2]
     for k in known:  # `lr` for optim.lr, `model.n_head` for n_head
         if k.rpartition(".")[2] == tail:
@@ -193,6 +214,8 @@ def _known(name: str, extra: Path | None) -> str | None:
 
 def _check_choice(group: str, value: Any, extra: Path | None) -> None:
     valid = choices(group, extra)
+    if group == "data" and isinstance(value, str) and value not in valid and (Path(value).suffix or "/" in value):
+        raise UserError(f"data={value}: a file of your own is data=file data.path={value}")
     if value not in valid and not (group == "sweep" and value is None):
         raise UserError(
             f"{group}={typed(value)}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}"
@@ -248,6 +271,12 @@ class Composer:
         groups = {k: v for k, v in values.items() if k in GROUPS}
         composed, made = self.composed(groups)
         settings = {k: v for k, v in values.items() if k not in GROUPS}
+        if strange := sorted(composed.keys() - config.field_names() - {"fixed"}):
+            files = ", ".join(f"{g}/{v}.yaml" for g, v in made.items())
+            hint = (
+                "begin a model's file with `# @package _global_`" if "model" in strange else f"one of {files} sets it"
+            )
+            raise UserError(f"unknown key {strange[0]}{nearest(strange[0], config.keys())}; {hint}")
         cfg = build(composed, settings)
         for k in composed["fixed"]:
             stands_for, asked = (typed(_get(tree, k)) for tree in (composed, config.plain(cfg)))

@@ -256,6 +256,11 @@ def keys() -> dict[str, tuple[dataclasses.Field, Any]]:
     return schema.keys(Config)
 
 
+def field_names() -> set[str]:
+    """The top level of a configuration."""
+    return {f.name for f in dataclasses.fields(Config)}
+
+
 def settable() -> dict[str, tuple[dataclasses.Field, Any]]:
     """The keys that may be typed: all but those that a group's file sets."""
     return {k: v for k, v in keys().items() if not k.endswith(".name") and not k.startswith("sweep.")}

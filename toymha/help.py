@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toymha import config
@@ -36,7 +37,7 @@ def overview(commands: dict[str, Command]) -> str:
     return "\n".join(lines)
 
 
-def help_of(name: str, command: Command) -> str:
+def help_of(name: str, command: Command, extra: Path | None = None) -> str:
     """Every key of a command with its meaning, type and default; the choices of each group."""
     lines = [f"toymha {name} key=value ...   {command.about}", ""]
     if command.options is not config.Config:
@@ -45,7 +46,7 @@ def help_of(name: str, command: Command) -> str:
         return "\n".join(lines + [_key_line(k, f, hint, defaults.get(k, "required")) for k, (f, hint) in known])
     from toymha.compose import Composer
 
-    composed, made = Composer().composed({})
+    composed, made = Composer(extra=extra).composed({})
     lines += [
         "-m                 several values, such as n_head=1,2,4 or seed=range(5): one run each",
         "--cfg              print the configuration and stop",
@@ -53,7 +54,9 @@ def help_of(name: str, command: Command) -> str:
         "",
         "Groups: one file of settings each",
     ]
-    lines += [f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group))}" for group in GROUPS]
+    lines += [
+        f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group, extra))}" for group in GROUPS
+    ]
     lines.append(f"  {'like=':10} {'none':12} a finished run folder whose settings take the place of the defaults")
     section = None
     for k, (f, hint) in config.settable().items():

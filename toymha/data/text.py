@@ -126,6 +126,10 @@ def decode(raw: bytes, where: str) -> str:
     except UnicodeDecodeError as e:
         problem = f"byte 0x{raw[e.start]:02x} at offset {e.start}"
         hint = "perhaps Windows-1252 or Latin-1"
+        with contextlib.suppress(UnicodeDecodeError):
+            chinese = raw.decode("gb18030")
+            if sum("\u4e00" <= ch <= "\u9fff" for ch in chinese) > len(chinese) / 3:
+                hint = "perhaps GB18030 / GBK: iconv -f gb18030 -t utf-8"
     if problem:
         kind = next((kind for magic, kind in _NOT_TEXT.items() if raw.startswith(magic)), None)
         raise UserError(
