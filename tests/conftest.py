@@ -12,9 +12,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from toymha.compose import Composer, choices, conf_dir, parse
-from toymha.config import Config
+from toymha.compose import Composer
+from toymha.config import Config, choices, conf_dir
 from toymha.model.gpt import GPT
+from toymha.words import parse
 
 torch.set_num_threads(1)  # small products gain nothing from more, and results then depend on no core count
 

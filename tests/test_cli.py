@@ -261,7 +261,7 @@ def test_help_of_each_command(toymha, command):
         from toymha import compose, config
 
         assert all(f"{k}=" in out for k in config.settable())
-        assert all(name in out for g in compose.GROUPS for name in compose.choices(g))
+        assert all(name in out for g in compose.GROUPS for name in config.choices(g))
         assert "gelu|" in out and "null" in out
     if command in ("completion", "version"):
         assert "fetch" not in out

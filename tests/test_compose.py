@@ -336,7 +336,7 @@ def test_own_config_dir(tmp_path):
         ("mha", "gelu", 0), ("mha", "gelu", 5), ("mine", "swiglu", 0), ("mine", "swiglu", 5)
     ]  # fmt: skip
     assert points[0].config.sweep.question == "Which?"
-    assert "mine" in compose.choices("model", tmp_path) and "mine" not in compose.choices("model")
+    assert "mine" in config.choices("model", tmp_path) and "mine" not in config.choices("model")
     with pytest.raises(UserError, match="stands for mlp=swiglu"):
         compose.points(["data=pydoc", "model=mine", "mlp=gelu"], extra=tmp_path)
 

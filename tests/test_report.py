@@ -14,6 +14,7 @@ import scipy.stats
 from toymha import cli, compose, report, runs, stats
 from toymha.config import UserError
 from toymha.report import Table, load_table
+from toymha.words import parse
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ composer = compose.Composer()
 
 
 def point(*words: str) -> compose.Point:
-    values = {a.key: a.values[0] for a in compose.parse(["data=pydoc", *words])}
+    values = {a.key: a.values[0] for a in parse(["data=pydoc", *words])}
     return composer.point(values, set())
 
 

@@ -274,7 +274,7 @@ def version(words: list[str], flags: Flags) -> int:
 
 def options(command: str, words: list[str], flags: Flags) -> Any:
     """Words -> the command's options. Raises UserError."""
-    from toymha.compose import read_value
+    from toymha.words import read_value
 
     if flags.multirun or flags.cfg or flags.config_dir:
         raise UserError(f"`toymha {command}` takes no -m, --cfg or --config-dir")

@@ -330,6 +330,3 @@ def _git() -> dict[str, Any] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return {"commit": commit, "dirty": bool(dirty.strip())} if commit else None
-
-
-__all__ = ["FINISHED", "STATUSES", "Run", "conflict", "find", "folder", "identity", "natural", "state_of"]
