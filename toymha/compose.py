@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from toymha import config, runs
+from toymha import config, runs, schema
 from toymha.config import GROUPS, Config, conf_dir
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
@@ -111,7 +111,7 @@ class Composer:
         values: Any = OmegaConf.to_container(
             OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
         )
-        return {"sweep": None, **values}, before | made
+        return schema.fill({"sweep": None, **values}, Config), before | made
 
     def point(self, values: dict[str, Any], swept: set[str]) -> Point:
         """One value for each key and group -> the validated point."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from toymha import schema
 from toymha.schema import UserError, key
+from toymha.statement import Sweep
 
 GROUPS = ("model", "data", "optim", "budget", "sweep")  # folders of conf/, in the order in which they are composed
 
@@ -37,9 +38,26 @@ class Data:
 
     name: str = key("the data set (set by the group `data`)")
     path: str | None = key("the text file, for data=file; relative to the folder you type in", text=True)
-    tokenizer: str = key("what a token is", choices=("char", "byte", "bpe"))
+    tokenizer: str = key("what a token is; word for generated texts", choices=("char", "byte", "bpe", "word"))
     vocab_size: int | None = key("number of BPE tokens; only for data.tokenizer=bpe", low=2, high=65536)
     split: list[float] = key("shares of train, validation and test text, by position; they add up to 1")
+    tokens: int | None = key(
+        "size of a generated text in tokens, all splits together", low=100, high=100_000_000, default=None
+    )
+    text_seed: int | None = key("seed of a generated text", low=0, high=2**32 - 1, default=None)
+    symbols: int | None = key(
+        "relations: words in each open class; tasks: number of symbols", low=2, high=10_000, default=None
+    )
+    length: int | None = key("tasks: symbols in a string, or pairs to recall", low=1, high=10_000, default=None)
+    distance: int | None = key(
+        "relations: filler words between two words that belong together", low=0, high=1000, default=None
+    )
+    distractors: int | None = key(
+        "relations: attractors between them; selective_copy: blanks among the symbols", low=0, high=1000, default=None
+    )
+    together: bool | None = key(
+        "relations: agreement, coreference and collocation in every sentence, or one in each", default=None
+    )
 
 
 @dataclass(frozen=True)
@@ -81,13 +99,15 @@ class Budget:
     )
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A canned sweep: one file in conf/sweep."""
-
-    name: str = key("the sweep (set by the group `sweep`); names the folder of its runs", text=True)
-    question: str = key("what it asks")
-    axes: dict = key("the swept keys, each with its values in Hydra's sweep syntax: '1,2,4', 'range(3)', a list")
+# The keys of `Data` that a generated text has; every other text leaves all of them null.
+GENERATED = {
+    "relations": ("tokens", "text_seed", "symbols", "distance", "distractors", "together"),
+    "recall": ("tokens", "text_seed", "symbols", "length"),
+    "induction": ("tokens", "text_seed", "symbols", "length"),
+    "copy": ("tokens", "text_seed", "symbols", "length"),
+    "reverse": ("tokens", "text_seed", "symbols", "length"),
+    "selective_copy": ("tokens", "text_seed", "symbols", "length", "distractors"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +141,8 @@ class Config:
     batch_size: int = key("sequences in one optimizer step", low=1)
     grad_accum: int = key("number of micro-batches a step's batch is split into", low=1)
     seed: int = key("seeds the initial weights, the batches and dropout", low=0, high=2**32 - 1)
+    init_seed: int | None = key("seeds the initial weights; null = seed", low=0, high=2**32 - 1)
+    data_seed: int | None = key("seeds the order of the batches, and dropout; null = seed", low=0, high=2**32 - 1)
     precision: str = key("arithmetic: auto picks what the hardware is fast at", choices=("auto", "fp32", "bf16"))
     data: Data
     optim: Optim
@@ -165,6 +187,14 @@ class Config:
         if self.d_ff:
             return self.d_ff
         return 8 * math.ceil(self.dim / 3) if self.mlp == "swiglu" else 4 * self.dim
+
+    @property
+    def seed_of_init(self) -> int:
+        return self.seed if self.init_seed is None else self.init_seed
+
+    @property
+    def seed_of_data(self) -> int:
+        return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def tokens_per_step(self) -> int:
@@ -222,6 +252,17 @@ def _check_data(d: Data) -> None:
         raise UserError("data=file needs data.path, such as data.path=corpus.txt")
     if d.name != "file" and d.path is not None:
         raise UserError(f"data.path={d.path} needs data=file")
+    own = GENERATED.get(d.name, ())
+    for name in sorted({k for keys in GENERATED.values() for k in keys}):
+        value = getattr(d, name)
+        if value is not None and name not in own:
+            which = ", ".join(n for n, keys in GENERATED.items() if name in keys)
+            raise UserError(f"data.{name}={schema.word(value)} belongs to data={which}, and this run has data={d.name}")
+        if value is None and name in own:
+            raise UserError(f"data={d.name} needs data.{name}")
+    if (d.tokenizer == "word") != bool(own):
+        words = "word, the only one" if own else "char, byte or bpe"
+        raise UserError(f"data.tokenizer={d.tokenizer}: data={d.name} has tokens of the kind {words}")
     if d.tokenizer == "bpe" and d.vocab_size is None:
         raise UserError("data.tokenizer=bpe needs data.vocab_size, such as data.vocab_size=1024")
     if d.tokenizer != "bpe" and d.vocab_size is not None:

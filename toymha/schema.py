@@ -5,6 +5,7 @@ It imports neither torch nor hydra, so that `report`, `plan` and tab completion 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -31,13 +32,16 @@ def key(
     below: float | None = None,
     text: bool = False,
     identity: bool = True,
+    default: Any = dataclasses.MISSING,
 ) -> Any:
     """A schema field: `low <= value <= high`, `above < value < below`.
 
     `text`: taken literally from the command line, never parsed as Hydra's grammar.
     `identity`: part of what makes two runs the same run; False for output, logging and machine keys.
+    `default`: what `fill` puts where a file leaves the key out.
     """
     return field(
+        default_factory=dataclasses.MISSING if default is dataclasses.MISSING else lambda: copy.copy(default),
         metadata={
             "help": help,
             "choices": tuple(choices),
@@ -47,8 +51,20 @@ def key(
             "below": below,
             "text": text,
             "identity": identity,
-        }
+        },
     )
+
+
+def fill(values: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """Values with the defaults of the fields that have one; all others come from conf/."""
+    out = {}
+    for name, (f, hint) in field_types(cls).items():
+        section = section_of(hint)
+        if name not in values and f.default_factory is not dataclasses.MISSING:
+            out[name] = f.default_factory()
+        elif section and isinstance(values.get(name), Mapping):
+            out[name] = fill(values[name], section)
+    return {**values, **out}
 
 
 @functools.cache
@@ -85,7 +101,7 @@ def build(values: Mapping[str, Any], cls: type, prefix: str = "") -> Any:
 
     Raises UserError for an unknown or missing key, a wrong type, a value out of range, an impossible combination.
     """
-    spec = field_types(cls)
+    spec, values = field_types(cls), fill(values, cls)
     for name in values:
         if name not in spec:
             raise UserError(f"unknown key {prefix}{name}{nearest(str(name), spec)}")

@@ -122,9 +122,9 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
             began = time.perf_counter()
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
-            x_BT, y_BT = random_batch(tokens, c.seq_len, c.batch_size, stream(c.seed, "batch", state["step"]))
+            x_BT, y_BT = random_batch(tokens, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
             if c.attn_dropout or c.resid_dropout:
-                torch.manual_seed(stream_seed(c.seed, "dropout", state["step"]))
+                torch.manual_seed(stream_seed(c.seed_of_data, "dropout", state["step"]))
             loss = 0.0
             for x, y in zip(x_BT.to(device).chunk(c.grad_accum), y_BT.to(device).chunk(c.grad_accum), strict=True):
                 with arithmetic(precision, device):
@@ -225,11 +225,11 @@ class Lab:
         self.console.start(self.run, f"{self.run.info['label']}: {parameters:,} parameters; {data}; {where}", step)
         return self.look(log) if step == 0 else True
 
-    def score(self, max_tokens: int | None = None) -> Score:
+    def score(self, split: str = "val", max_tokens: int | None = None) -> Score:
         poll = self.stop.check if max_tokens is None else lambda: None
         with arithmetic(self.precision, self.device):
             return evaluate(
-                self.model, self.corpus.splits["val"], self.run.config.seq_len, max_tokens=max_tokens, poll=poll
+                self.model, self.corpus.splits[split], self.run.config.seq_len, max_tokens=max_tokens, poll=poll
             )
 
     def look(self, log: Log) -> bool:
@@ -238,7 +238,7 @@ class Lab:
         False when the loss is not finite: the run has diverged.
         """
         c, step = self.run.config, self.state["step"]
-        score = self.score(c.budget.eval_tokens)
+        score = self.score(max_tokens=c.budget.eval_tokens)
         if not math.isfinite(score.loss):
             self.diverged(f"validation loss {score.loss} after step {step}")
             return False
@@ -283,7 +283,10 @@ class Lab:
         self.console.stop()
 
     def finish(self, log: Log) -> None:
-        """Save the weights first; then the numbers on the whole split, of the last weights and of the best."""
+        """Save the weights first; then the numbers on the whole splits, of the last weights and of the best.
+
+        The test split is for verdicts: nothing is chosen by it.
+        """
         c, step = self.run.config, self.state["step"]
         self.run.save_weights("model", self.model.state_dict(), step=step)
         last = self.score()
@@ -295,6 +298,7 @@ class Lab:
             best = self.score()
             self.model.load_state_dict(self.run.load_weights("model"))
         splits, V = self.corpus.splits, self.corpus.tokenizer.vocab_size
+        test = self.score("test") if "test" in splits else None
         self.run.update(
             step=step,
             tokens_trained=step * c.tokens_per_step,
@@ -302,6 +306,7 @@ class Lab:
             tokens_per_s=step * c.tokens_per_step / self.state["seconds"] if step else 0.0,
             val=last.to_dict(),
             best=best.to_dict() | {"step": best_step},
+            test=test.to_dict() if test else None,
             unigram_loss=unigram_loss(splits["train"], splits["val"], V),
             sample=self.sample() if c.budget.sample_tokens else None,
         )

@@ -140,8 +140,6 @@ def _known(name: str, extra: Path | None) -> str | None:
     if name in config.keys():  # noqa: SIM118
         # data.name, optim.name, sweep.axes
         return f"{name} is set by the file chosen with {name.partition('.')[0]}=..."
-    if name in ("data_seed", "init_seed"):
-        return f"unknown key {name}; seed sets both the data order and the initial weights"
     if name in ELSEWHERE:
         return f"unknown key {name}; did you mean {ELSEWHERE[name]}?"
     tail = name.rpartition(".")[2]

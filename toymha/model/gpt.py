@@ -93,7 +93,7 @@ class GPT(nn.Module):
                 std = p.shape[1] ** -0.5
             elif name.endswith(("w_o.weight", "down.weight")):
                 std /= math.sqrt(2 * c.n_layer)
-            p.copy_(torch.randn(p.shape, generator=stream(c.seed, "init", name)) * std)
+            p.copy_(torch.randn(p.shape, generator=stream(c.seed_of_init, "init", name)) * std)
 
     def forward(self, idx_BT: Tensor) -> Tensor:
         """idx_BT (int64, T <= seq_len) -> logits_BTV."""

@@ -1,0 +1,70 @@
+"""A statement and its experiment, as a file in conf/sweep says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toymha.schema import UserError, build, fill, key
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: the metric at `value` minus the metric at `against`, paired by seed, lies within low and high.
+
+    `minus`: compare two effects: that of `value` with these keys laid over both sides is subtracted.
+    `best: inside`: instead, some value of the one key in `value` (a list) beats both the first and the last.
+    """
+
+    that: str = key("what is compared, in words")
+    value: dict = key("the setting: swept key -> value", default={})
+    against: dict = key("what it is compared with", default={})
+    minus: dict | None = key("keys laid over both sides for the effect that is subtracted", default=None)
+    best: str | None = key("inside: some value in between beats both ends", choices=("inside",), default=None)
+    metric: str = key("what is compared", default="test_loss")
+    low: float | None = key("the statement claims a difference of at least this", default=None)
+    high: float | None = key("the statement claims a difference of at most this", default=None)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A statement and the experiment that tests it: one file in conf/sweep."""
+
+    name: str = key("the sweep (set by the group `sweep`); names the folder of its runs", text=True)
+    question: str = key("what it asks")
+    statement: str | None = key("what people say", default=None)
+    source: str | None = key("who says it, and where", default=None)
+    axes: dict = key(
+        "swept keys, each with its values in Hydra's sweep syntax ('1,2,4', 'range(3)') or as a list", default={}
+    )
+    points: list[dict] | None = key(
+        "settings, each a table of keys; a list in one stands for each of its values", default=None
+    )
+    seeds: dict = key("budget -> number of seeds, where the command line gives none", default={})
+    steps: dict = key("budget -> steps, where they differ from the budget's own", default={})
+    compare: str = key(
+        "what is equal: steps, parameters (d_ff is solved for), flops (steps are) or time (minutes)",
+        choices=("steps", "parameters", "flops", "time"),
+        default="steps",
+    )
+    reference: dict | None = key("the setting whose parameters or FLOPs the others get; null: the first", default=None)
+    minutes: dict = key("budget -> minutes of training, for compare=time", default={})
+    tune: dict | None = key("keys tuned for each setting on validation text, with seeds of their own", default=None)
+    slices: list[str] = key("swept keys within each of whose values the checks are made", default=[])
+    checks: list[dict] = key("the comparisons; the statement is supported when all of them are", default=[])
+    equal: bool = key(
+        "settings may be equal to the bit; otherwise an axis that changes nothing is reported", default=False
+    )
+
+    def __post_init__(self) -> None:
+        for c in self.parsed_checks:
+            if c.best is None and c.low is None and c.high is None:
+                raise UserError(f"sweep {self.name}: the check `{c.that}` needs low, high or both")
+            if c.low is not None and c.high is not None and c.low > c.high:
+                raise UserError(f"sweep {self.name}: the check `{c.that}` has low={c.low} above high={c.high}")
+        if self.compare == "time" and not self.minutes:
+            raise UserError(f"sweep {self.name}: compare=time needs minutes, such as minutes: {{quick: 0.5, full: 2}}")
+
+    @property
+    def parsed_checks(self) -> list[Check]:
+        """The checks, typed. Raises UserError."""
+        return [build(fill(c, Check), Check, f"sweep {self.name}: checks.") for c in self.checks]
