@@ -101,7 +101,7 @@ def build(values: Mapping[str, Any], cls: type, prefix: str = "") -> Any:
 
     Raises UserError for an unknown or missing key, a wrong type, a value out of range, an impossible combination.
     """
-    spec, values = field_types(cls), fill(values, cls)
+    spec, values = field_types(cls), fill(dict(values), cls)
     for name in values:
         if name not in spec:
             raise UserError(f"unknown key {prefix}{name}{nearest(str(name), spec)}")
