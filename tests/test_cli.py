@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch):
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.setattr(runs, "git", lambda: None)
     return folder
 
 
@@ -41,9 +41,9 @@ def compose_once():
     shared: dict = {}
     original = Composer.__init__
 
-    def init(self, like=None, extra=None):
-        original(self, like, extra)
-        if not like and not extra:
+    def init(self, like=None, extra=None, compare=None):
+        original(self, like, extra, compare)
+        if not (like or extra or compare):
             self.cache = shared
 
     with pytest.MonkeyPatch.context() as patch:

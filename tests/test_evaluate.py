@@ -42,14 +42,104 @@ class Constant(nn.Module):
 @pytest.mark.parametrize("batch", [1, 3, 100])
 def test_every_token_but_the_first_is_predicted_once(N, seq_len, batch):
     """In order, after at most seq_len tokens of context, whatever N and the batch."""
-    x, y = [], []
-    for x_WT, y_WT in windows(torch.arange(N), seq_len, None, batch):
-        assert x_WT.numel() and x_WT.shape[1] <= seq_len and len(x_WT) <= batch
-        assert torch.equal(x_WT + 1, y_WT)
-        x += x_WT.flatten().tolist()
-        y += y_WT.flatten().tolist()
-    assert y == list(range(1, N))
-    assert x == list(range(N - 1))
+    predicted = []
+    for at_WT, counted_WT in windows(split_of(N), seq_len, None, batch):
+        assert at_WT.numel() and at_WT.shape[1] <= seq_len and len(at_WT) <= batch
+        assert torch.equal(at_WT, at_WT[:, :1] + torch.arange(at_WT.shape[1]))
+        assert counted_WT.all()
+        predicted += at_WT.flatten().tolist()
+    assert predicted == list(range(1, N))
+
+
+def documents(N, longest, seed=0):
+    """A split of documents of 1 to `longest` random tokens, a few of which have one of two tags."""
+    draw = torch.Generator().manual_seed(seed)
+    ends = torch.randint(1, longest + 1, (N,), generator=draw).cumsum(0)
+    starts = torch.cat([torch.tensor([0]), ends[ends < N]])
+    tags = torch.randint(4, (N,), generator=draw).clamp(max=2).to(torch.uint8)
+    logp = -torch.rand(N, generator=draw)
+    classes = torch.arange(VOCAB) // 2
+    return dataclasses.replace(
+        split_of(N, seed), starts=starts, tags=tags % 3, logp=logp, names=("one", "two"), classes=classes
+    )
+
+
+@pytest.mark.parametrize("N", [2, 17, 100, 500])
+@pytest.mark.parametrize("longest", [1, 6, 16, 40])
+def test_every_token_counts_once_with_its_document_before_it(N, longest):
+    """Windows start where a document does; one that is too long goes on in the next window, as in any text."""
+    split, seq_len = documents(N, longest), 16
+    starts, counted = split.starts.tolist(), []
+    for at_WT, counted_WT in windows(split, seq_len, None, 3):
+        assert len(at_WT) <= 3 and (at_WT.shape[1] == seq_len or len(at_WT) == 1)
+        for at_T, counted_T in zip(at_WT, counted_WT):
+            begin = int(at_T[0]) - 1
+            for at in at_T[counted_T].tolist():
+                document = max(s for s in starts if s < at)  # of the token before, which predicts it
+                end = min([s for s in starts if s > document], default=N)
+                assert begin <= document or end - document > seq_len
+                counted.append(at)
+    assert counted == list(range(1, N))
+
+
+def test_a_subset_of_documents_is_spread_evenly():
+    split = documents(2000, 10)
+    chosen = list(windows(split, 16, 300, 4))
+    starts = [int(at_T[0]) - 1 for at_WT, _ in chosen for at_T in at_WT]
+    assert 250 < sum(int(c.sum()) for _, c in chosen) < 350
+    assert starts == sorted(set(starts)) and set(starts) <= set(split.starts.tolist())
+    assert starts[0] == 0 and starts[-1] > 1800
+    whole = evaluate(Constant(*[0.0] * VOCAB), split, 16, max_tokens=1999)
+    assert whole.tokens == 1999
+
+
+# Relations
+
+
+def test_right_accuracy_and_floor_by_hand():
+    """Five tokens, of which two have the tag `one`; tokens 0 and 1 are of one class, 2 and 3 are alone."""
+    split = Split(
+        *(torch.tensor([0, 1, 2, 3, 0]), 4, 4),
+        starts=torch.tensor([0, 2]),
+        tags=torch.tensor([1, 1, 0, 1, 2], dtype=torch.uint8),  # the first token is predicted by nobody
+        logp=torch.tensor([-9.0, -0.5, -0.25, 0.0, -1.0]),
+        names=("one", "two", "three"),
+        classes=torch.tensor([7, 7, 8, 9]),
+    )
+    p = torch.tensor([0.1, 0.3, 0.4, 0.15, 0.05])  # the model has a token more than the text
+    score = evaluate(Constant(*p.log().tolist()), split, 3)
+    assert score.floor == pytest.approx((0.5 + 0.25 + 0 + 1) / 4)
+    assert score.parts.keys() == {"one", "two"}
+    one, two = score.parts["one"], score.parts["two"]
+    assert (one.tokens, two.tokens) == (2, 1)
+    assert one.loss == pytest.approx(-(math.log(0.3) + math.log(0.15)) / 2)
+    assert one.floor == pytest.approx(0.25)
+    assert one.right == pytest.approx((0.4 + 0.15) / 2)  # token 1 is right, and so would be token 0
+    assert (one.accuracy, two.accuracy) == (0, 0)  # the most likely token is 2
+    assert two.right == pytest.approx(0.4) and two.loss == pytest.approx(-math.log(0.1))
+    best = evaluate(Constant(2.0, 0.0, 0.0, 0.0), split, 3).parts
+    assert best["one"].accuracy == 0.5 and best["two"].accuracy == 1
+    assert score.to_dict()["parts"]["one"]["tokens"] == 2
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 50, 10_000])
+def test_the_evaluation_batch_changes_no_relation(batch_tokens):
+    model, split = built(make()), documents(500, 12)
+    a, b = (evaluate(model, split, 16, batch_tokens=n) for n in (4096, batch_tokens))
+    assert (a.loss, a.se, a.floor) == pytest.approx((b.loss, b.se, b.floor), rel=1e-6)
+    for name in ("one", "two"):
+        assert dataclasses.astuple(a.parts[name]) == pytest.approx(dataclasses.astuple(b.parts[name]), rel=1e-5)
+
+
+def test_relations_add_up_to_the_whole():
+    """With a tag on every token, the means by relation, weighted by their tokens, are the loss and the floor."""
+    split = documents(500, 12)
+    split = dataclasses.replace(split, tags=(split.tags % 2 + 1).to(torch.uint8))
+    score = evaluate(built(make()), split, 16)
+    for what in ("loss", "floor"):
+        total = sum(getattr(p, what) * p.tokens for p in score.parts.values())
+        assert total / score.tokens == pytest.approx(getattr(score, what), rel=1e-6)
+    assert sum(p.tokens for p in score.parts.values()) == score.tokens == 499
 
 
 @pytest.mark.parametrize("N", [2, 9, 17, 100, 161])
@@ -78,8 +168,9 @@ def test_bits_count_what_tokens_spell():
 def test_the_evaluation_batch_changes_nothing(model_config, batch_tokens):
     """Loss, error and counts are the same however many windows are computed at once (1e-6)."""
     model, split = built(model_config), split_of(16 * 9 + 6)
-    whole = evaluate(model, split, 16).to_dict()
-    assert evaluate(model, split, 16, batch_tokens=batch_tokens).to_dict() == pytest.approx(whole, rel=1e-6)
+    a, b = (evaluate(model, split, 16, batch_tokens=n).to_dict() for n in (4096, batch_tokens))
+    assert a.pop("parts") == b.pop("parts") == {} and a.pop("floor") is b.pop("floor") is None
+    assert a == pytest.approx(b, rel=1e-6)
 
 
 def test_loss_is_the_mean_over_tokens_not_over_batches():
@@ -120,7 +211,7 @@ def test_a_subset_is_always_the_same():
     assert evaluate(model, split, 16, max_tokens=100) == part
     assert part.tokens == 7 * 16
     assert (part.chars, part.bits_per_char) == pytest.approx((7 * 16, part.loss / math.log(2)))
-    starts = torch.cat([x[:, 0] for x, _ in windows(torch.arange(16 * 50 + 5), 16, 100, 3)]).tolist()
+    starts = torch.cat([at_WT[:, 0] - 1 for at_WT, _ in windows(split, 16, 100, 3)]).tolist()
     assert starts == sorted(set(starts)) and all(s % 16 == 0 for s in starts)
     assert starts[0] == 0 and starts[-1] > 16 * 40
 

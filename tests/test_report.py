@@ -1,4 +1,4 @@
-"""From run folders to a table: the folder and its rules, the statistics against hand-worked numbers, the table."""
+"""From run folders to a table: the folder and its rules, the table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import filelock
 import pytest
-import scipy.stats
 
-from toymha import cli, compose, report, runs, stats
+from toymha import cli, compose, runs
 from toymha.config import UserError
-from toymha.report import Table, load_table
+from toymha.metrics import Result
+from toymha.report import Report, Table
 from toymha.words import parse
 
 
@@ -21,7 +21,7 @@ from toymha.words import parse
 def home(tmp_path, monkeypatch):
     """Each test in a folder of its own; git is not asked for every run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "_git", lambda: None)
+    monkeypatch.setattr(runs, "git", lambda: None)
     return tmp_path
 
 
@@ -46,60 +46,11 @@ def a_run(*words: str, loss: float | None = None, status: str = "done", text: st
 
 
 def table(axes: list[str], order=(), root: str = "outputs") -> Table:
-    return Table.of(runs.find(root), axes, list(order))
+    return Table.of(map(Result.of, runs.find(root)), axes, list(order))
 
 
-# Statistics
-
-
-def test_an_estimate_by_hand():
-    """1, 2, 3, 4: mean 2.5, standard deviation sqrt(5/3), half-width 3.18245 (t for 3 degrees, 95 %) x sd / 2."""
-    e = stats.estimate([1, 2, 3, 4])
-    assert (e.n, e.mean) == (4, 2.5)
-    assert e.std == pytest.approx(1.2909944)
-    assert e.half_width == pytest.approx(3.1824463 * 1.2909944 / 2)
-    assert (e.low, e.high) == (e.mean - e.half_width, e.mean + e.half_width)
-
-
-@pytest.mark.parametrize(
-    "values", [[1.5, 1.7], [0.1, -0.2, 0.4], [3, 3, 3.1, 2.9, 3.05, 1e-3], [1e9, 1e9 + 1, 1e9 + 2]]
-)
-@pytest.mark.parametrize("confidence", [0.95, 0.8, 0.99])
-def test_intervals_are_those_of_scipy(values, confidence):
-    """The interval is Student's t, as scipy.stats gives it."""
-    e, n = stats.estimate(values, confidence), len(values)
-    expected = scipy.stats.t.interval(confidence, n - 1, loc=sum(values) / n, scale=scipy.stats.sem(values))
-    assert (e.low, e.high) == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_paired_difference_is_the_t_test_on_differences():
-    """Seeds that only one side has are left out; the interval excludes 0 exactly where the t test says p < 0.05."""
-    a, b = {0: 1.30, 1: 1.42, 2: 1.35, 3: 1.28, 9: 99.0}, {0: 1.25, 1: 1.41, 2: 1.31, 3: 1.26, 7: -99.0}
-    d = stats.paired(a, b)
-    test = scipy.stats.ttest_rel([a[s] for s in range(4)], [b[s] for s in range(4)])
-    assert d.n == 4 and d.mean == pytest.approx(0.03)
-    assert (d.low, d.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
-    assert (d.low > 0 or d.high < 0) == (test.pvalue < 0.05)
-
-
-def test_pairing_removes_what_seeds_share():
-    """Two settings that differ by 0.1 under each seed have a difference without spread, however the seeds differ."""
-    d = stats.paired({s: s + 0.1 for s in range(5)}, {s: float(s) for s in range(5)})
-    assert d.mean == pytest.approx(0.1) and d.half_width < 1e-9
-
-
-def test_too_few_values():
-    """One value has a mean and no interval; none has nothing; no common seed is none."""
-    e = stats.estimate([2.0])
-    assert e.mean == 2.0 and e.n == 1 and all(map(math.isnan, (e.std, e.half_width, e.low, e.high)))
-    for e in (stats.estimate([]), stats.paired({0: 1.0}, {1: 1.0})):
-        assert e.n == 0 and all(map(math.isnan, (e.mean, e.std, e.low)))
-
-
-def test_equal_values_have_no_spread():
-    """A standard deviation of exactly zero, not a rounding error or a complaint."""
-    e = stats.estimate([0.1] * 3)
-    assert e.std == pytest.approx(0, abs=1e-15) and e.mean == pytest.approx(0.1)
+def load_table(folder: str) -> Table:
+    return Report.load(folder).table
 
 
 # The run folder
@@ -270,7 +221,7 @@ def test_rows_columns_and_baseline():
     assert one["difference"] == pytest.approx(0.1) and one["pairs"] == 3
     assert two["difference"] == pytest.approx(-0.1) and two["difference_high"] < 0
     text = t.text()
-    assert "the first" in text.splitlines()[1] and "*" in text.splitlines()[3] and "*" not in text.splitlines()[2]
+    assert "baseline" in text.splitlines()[1] and "*" not in text.splitlines()[2]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +290,7 @@ def test_no_better_than_letter_frequencies():
     """A run that never beat the unigram model is flagged."""
     a_run("n_head=1", loss=3.1)
     a_run("n_head=2", loss=2.9)
-    flagged = [line for line in table(["n_head"]).text().splitlines() if "letter frequencies" in line]
+    flagged = [line for line in table(["n_head"]).text().splitlines() if "no better than the frequencies" in line]
     assert len(flagged) == 1 and "n_head=1" in flagged[0]
 
 
@@ -362,6 +313,50 @@ def test_different_texts_are_warned_of():
     a_run("n_head=4", loss=1.0, text="b")
     (warning,) = [x for x in load_table("outputs").text().splitlines() if x.startswith("warning")]
     assert "bits/char" in warning
+    _, two, four = load_table("outputs").records()
+    assert {r["compared_in"] for r in (two, four)} == {"bits_per_char"} and four["percent_of_perplexity"] is None
+
+
+def test_marks_are_for_the_whole_table():
+    """A difference that would be significant alone is not marked where Holm's correction takes it back."""
+    for h, losses in {1: [2.0, 2.0, 2.0], 2: [2.03, 2.06, 2.05], 4: [2.9, 2.91, 2.9]}.items():
+        for seed, loss in enumerate(losses):
+            a_run(f"n_head={h}", f"seed={seed}", loss=loss)
+    _, two, four = table(["n_head"]).records()
+    assert two["p"] < 0.05 and two["p_holm"] == two["p"] and four["p_holm"] == 2 * four["p"]
+    for h, losses in {8: [2.0, 2.01, 1.98], 16: [2.0, 1.98, 2.01]}.items():
+        for seed, loss in enumerate(losses):
+            a_run(f"n_head={h}", f"seed={seed}", loss=loss)
+    _, two, four, *_ = table(["n_head"]).records()
+    lines = table(["n_head"]).text().splitlines()
+    assert two["p_holm"] > 0.05 and "*" not in lines[2] and lines[3].endswith("*")
+
+
+def test_diverging_more_often_is_a_finding():
+    for seed in range(4):
+        a_run("n_head=1", f"seed={seed}", loss=2.0)
+        a_run("n_head=2", f"seed={seed}", status="diverged", error="loss nan")
+    assert "4/4 diverged or stalled against 0/4 (Fisher's exact p = 0.0286)" in table(["n_head"]).text()
+
+
+def test_slices_have_baselines_of_their_own():
+    for pos, losses in (("rope", (2.0, 1.9)), ("none", (3.0, 3.2))):
+        for h, loss in zip((1, 2), losses):
+            a_run(f"n_head={h}", f"pos={pos}", loss=loss)
+    t = table(["pos", "n_head"])
+    t.slices = ["pos"]
+    differences = {(r["pos"], r["n_head"]): r["difference"] for r in t.records()}
+    assert differences["rope", 1] is None and differences["none", 1] is None
+    assert differences["rope", 2] == pytest.approx(-0.1) and differences["none", 2] == pytest.approx(0.2)
+
+
+def test_seeds_of_weights_and_of_batches_make_pairs_too():
+    """Runs that differ in init_seed alone are repeats of one setting, and pair with those of equal seeds."""
+    for init, (one, two) in enumerate([(2.0, 1.9), (2.2, 2.1)]):
+        a_run("n_head=1", f"init_seed={init}", loss=one)
+        a_run("n_head=2", f"init_seed={init}", loss=two)
+    _, two = load_table("outputs").records()
+    assert two["pairs"] == 2 and two["difference"] == pytest.approx(-0.1) and "init_seed" not in two
 
 
 def test_different_tokenizers_are_warned_of():
@@ -372,7 +367,7 @@ def test_different_tokenizers_are_warned_of():
 
 
 def test_files_beside_the_runs():
-    """table.csv and table.json hold the same records, unrounded, and strict JSON."""
+    """report.csv and report.json hold the same records, unrounded, and strict JSON."""
     a_run("n_head=1", loss=1 / 3)
     a_run("n_head=2", "seed=1", loss=800.0)
     table(["n_head"]).write(Path("outputs"))
@@ -380,11 +375,11 @@ def test_files_beside_the_runs():
     def strict(x: str):
         raise AssertionError(f"{x} is not JSON")
 
-    records = json.loads(Path("outputs/table.json").read_text(), parse_constant=strict)
-    rows = list(csv.DictReader(Path("outputs/table.csv").read_text().splitlines()))
+    records = json.loads(Path("outputs/report.json").read_text(), parse_constant=strict)
+    rows = list(csv.DictReader(Path("outputs/report.csv").read_text().splitlines()))
     assert [r["val_loss"] for r in records] == [1 / 3, 800.0] and float(rows[0]["val_loss"]) == 1 / 3
     assert list(records[0]) == list(rows[0]) and rows[0]["difference"] == ""
-    assert {p.name for p in Path("outputs").iterdir()} == {"train", "table.csv", "table.json"}
+    assert {p.name for p in Path("outputs").iterdir()} == {"train", "report.csv", "report.json"}
 
 
 # The command
@@ -442,4 +437,4 @@ def test_groups_are_axes():
         a_run(f"model={m}", loss=1.0)
     t = table(["model"], [{"model": "mha"}, {"model": "mqa"}])
     assert [r["model"] for r in t.records()] == ["mha", "mqa"]
-    assert report.value_of(next(iter(runs.find("outputs"))), "optim") == "muon"
+    assert Result.of(next(iter(runs.find("outputs")))).value("optim") == "muon"

@@ -42,6 +42,25 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
+class PlanOptions:
+    """What `toymha plan` takes beside the keys of `train`."""
+
+    time: bool = key("try a few steps of each kind of run and predict how long all take")
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Options of `toymha reproduce`."""
+
+    claims: list[str] | None = key("which statements, such as [w_o,tied]; null = all of conf/sweep")
+    budget: str = key("steps and seeds of every statement", choices=("smoke", "quick", "full"))
+    output_dir: str = key("where the folder reproduce/ goes", text=True)
+    workers: int | None = key("runs at a time; null = one a core", low=1, high=1024)
+    device: str = key("auto = cuda, else mps, else cpu")
+    plan: bool = key("say what would be done and how long it would take, and stop")
+
+
+@dataclass(frozen=True)
 class DataOptions:
     """Options of `toymha data`."""
 
@@ -159,15 +178,15 @@ def nearest_option(name: str, value: str) -> str:
 
 def train(words: list[str], flags: Flags) -> int:
     """One point in this process, several in parallel."""
-    points = compose_points(words, flags)
+    asked = compose_experiment(words, flags)
     if flags.cfg:
-        return show_config(points)
+        return show_config(asked.points)
     with contextlib.redirect_stdout(Unbreakable(sys.stdout)):
-        if len(points) > 1 or flags.multirun or points[0].config.sweep is not None:
+        if len(asked.points) > 1 or flags.multirun or asked.sweep is not None:
             from toymha.sweep import run_sweep
 
-            return run_sweep(points)
-        return train_one(points[0])
+            return run_sweep(asked)
+        return train_one(asked.points[0])
 
 
 def train_one(point: Any) -> int:
@@ -209,19 +228,27 @@ class Unbreakable:
 
 
 def plan(words: list[str], flags: Flags) -> int:
-    """Only say what `train` would do."""
+    """Only say what `train` would do, and with `time=true` how long it would take."""
     if flags.cfg:
         return train(words, flags)
-    from toymha.sweep import make_plan
+    from toymha.sweep import plans
+    from toymha.words import read_value
 
-    print(make_plan(compose_points(words, flags)).text(), end="")
+    asked = [w for w in words if w.startswith("time=")]
+    for made in plans(compose_experiment([w for w in words if w not in asked], flags)):
+        print(made.text(), end="", flush=True)
+        if asked and build({"time": read_value(asked[-1])}, PlanOptions).time:
+            from toymha.console import duration
+            from toymha.predict import predict
+
+            print(f"about {duration(predict(made))}")
     return 0
 
 
-def compose_points(words: list[str], flags: Flags) -> list[Any]:
-    from toymha import compose
+def compose_experiment(words: list[str], flags: Flags) -> Any:
+    from toymha import compose, fair
 
-    return compose.points(words, flags.multirun, flags.config_dir)
+    return fair.equalise(compose.experiment(words, flags.multirun, flags.config_dir))
 
 
 def show_config(points: list[Any]) -> int:
@@ -241,10 +268,23 @@ def evaluate(words: list[str], flags: Flags) -> int:
 
 
 def report(words: list[str], flags: Flags) -> int:
-    from toymha.report import load_table
+    """Print the table and the verdict, and write them beside the runs."""
+    from toymha.console import quote
+    from toymha.page import write_report
+    from toymha.report import Report
 
-    print(load_table(options("report", words, flags).run).text(), end="")
+    found = Report.load(options("report", words, flags).run)
+    print(found.text(), end="", flush=True)
+    print(f"\nreport  {quote(write_report(found)[0])}")
     return 0
+
+
+def reproduce(words: list[str], flags: Flags) -> int:
+    """All statements, one after the other."""
+    from toymha.reproduce import reproduce as all_of
+
+    with contextlib.redirect_stdout(Unbreakable(sys.stdout)):
+        return all_of(options("reproduce", words, flags))
 
 
 def data(words: list[str], flags: Flags) -> int:
@@ -300,7 +340,20 @@ def completion(words: list[str], flags: Flags) -> int:
 COMMANDS = {
     "train": Command("train one model, or many (-m, sweep=NAME)", train, config.Config),
     "plan": Command("say what `train` would do, and what is done already", plan, config.Config),
-    "report": Command("the table of a folder of runs", report, ReportOptions, {}),
+    "report": Command("table, verdict and page of a folder of runs", report, ReportOptions, {}),
+    "reproduce": Command(
+        "all statements of conf/sweep, and one page of verdicts",
+        reproduce,
+        ReproduceOptions,
+        {
+            "claims": None,
+            "budget": "quick",
+            "output_dir": "outputs",
+            "workers": None,
+            "device": "auto",
+            "plan": False,
+        },
+    ),
     "eval": Command(
         "score a trained run on a whole split",
         evaluate,

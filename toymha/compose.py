@@ -10,7 +10,7 @@ import copy
 import itertools
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from toymha import config, runs, schema
-from toymha.config import GROUPS, Config, conf_dir
+from toymha.config import GROUPS, REPLICATES, Config, conf_dir
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
+from toymha.statement import Sweep
 from toymha.words import LITERAL_KEYS, Axis, parse
 
 
@@ -37,9 +38,31 @@ class Point:
     label: str  # what differs from the defaults, as a folder name
     choices: dict[str, str]  # the file chosen from each group
     swept: dict[str, Any] = field(default_factory=dict)  # axis -> this point's value
+    values: dict[str, Any] = field(default_factory=dict)  # what was asked for, before defaults
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All runs that a command line asks for; with `sweep`, those of a statement."""
+
+    composer: Composer
+    points: list[Point]
+
+    @property
+    def sweep(self) -> Sweep | None:
+        return self.points[0].config.sweep
+
+    def vary(self, point: Point, more: Mapping[str, Any]) -> Point:
+        """The same point with other values for some keys. Raises UserError."""
+        return self.composer.point({**point.values, **more}, list(point.swept))
 
 
 def points(words: Iterable[str], multirun: bool = False, extra: Path | None = None) -> list[Point]:
+    """The points of `experiment`."""
+    return experiment(words, multirun, extra).points
+
+
+def experiment(words: Iterable[str], multirun: bool = False, extra: Path | None = None) -> Experiment:
     """All runs that the command line asks for, each composed and validated; duplicates are dropped.
 
     `words`: Hydra overrides such as `model=gqa` or `n_head=1,2,4`. `extra`: a folder of the user's own configs.
@@ -49,24 +72,35 @@ def points(words: Iterable[str], multirun: bool = False, extra: Path | None = No
     like = axes.pop("like").values[0] if "like" in axes else None
     if like == "":
         raise UserError("like= needs a run folder")
-    base = Composer(like, extra)
-    sweep = axes["sweep"].values if "sweep" in axes else (None,)
-    if len(sweep) > 1:
-        raise UserError("sweep=... takes one file; run one sweep after the other")
-    if sweep[0] is not None:
-        canned = base.composed({"sweep": sweep[0]})[0]["sweep"]["axes"]
-        axes = {a.key: a for a in sweep_axes(canned, sweep[0], extra)} | axes
+    compare = axes.pop("compare").values[0] if "compare" in axes else None
+    if compare and "sweep" not in axes:
+        raise UserError(f"compare={compare} is for sweep=NAME: it says what the settings of a statement have equal")
+    base = Composer(like, extra, compare)
+    name = axes["sweep"].values if "sweep" in axes else (None,)
+    if len(name) > 1:
+        raise UserError("sweep=... takes one file; run one sweep after the other, or `toymha reproduce`")
+    if name[0] is not None:
+        settings, swept = base.settings(name[0], axes)
     elif not multirun and (several := [a for a in axes.values() if a.swept]):
         shown = f"{several[0].key}={','.join(map(str, several[0].values))}"
         raise UserError(f"{shown} has several values: add -m to train one run for each")
+    else:
+        settings, swept = product(axes.values()), [a.key for a in axes.values() if a.swept]
     out: dict[tuple, Point] = {}
-    for values in itertools.product(*(a.values for a in axes.values())):
-        point = base.point(dict(zip(axes, values)), {a.key for a in axes.values() if a.swept})
-        out.setdefault((point.label, point.config.seed), point)
-    return list(out.values())
+    for values in settings:
+        point = base.point(values, swept)
+        c = point.config
+        out.setdefault((point.label, c.seed), point)
+    return Experiment(base, list(out.values()))
 
 
-def sweep_axes(axes: dict[str, Any], name: str, extra: Path | None) -> list[Axis]:
+def product(axes: Iterable[Axis]) -> list[dict[str, Any]]:
+    """One setting for each combination of the axes' values; the last axis turns fastest."""
+    axes = list(axes)
+    return [dict(zip([a.key for a in axes], values)) for values in itertools.product(*(a.values for a in axes))]
+
+
+def sweep_axes(axes: Mapping[str, Any], name: str, extra: Path | None) -> list[Axis]:
     """The axes of a file in conf/sweep; a list stands for its items, text is Hydra's sweep syntax."""
     words = [f"{k}={','.join(map(typed, v)) if isinstance(v, list) else typed(v)}" for k, v in axes.items()]
     return [Axis(a.key, a.values, True) for a in parse(words, extra, True, f" (in conf/sweep/{name}.yaml)")]
@@ -75,11 +109,11 @@ def sweep_axes(axes: dict[str, Any], name: str, extra: Path | None) -> list[Axis
 class Composer:
     """Composes group choices once each, and lays values over them."""
 
-    def __init__(self, like: str | None = None, extra: Path | None = None) -> None:
-        """`like`: a run folder whose configuration takes the place of the defaults."""
-        self.extra = extra
+    def __init__(self, like: str | None = None, extra: Path | None = None, compare: str | None = None) -> None:
+        """`like`: a run folder whose settings take the place of the defaults; `compare`: the sweep's, if typed."""
+        self.extra, self.compare = extra, compare
         self.saved = _saved_config(like) if like else None
-        self.defaults = Composer(extra=extra) if like else self
+        self.defaults = Composer(extra=extra, compare=compare) if like else self
         self.cache: dict[tuple, tuple[dict, dict[str, str]]] = {}
 
     def composed(self, groups: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -111,10 +145,32 @@ class Composer:
         values: Any = OmegaConf.to_container(
             OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
         )
-        return schema.fill({"sweep": None, **values}, Config), before | made
+        values = schema.fill({"sweep": None, **values}, Config)
+        if values["sweep"]:
+            if self.compare not in (None, values["sweep"]["compare"]):
+                values["sweep"] |= {"compare": self.compare, "name": f"{values['sweep']['name']}_equal_{self.compare}"}
+            _budget_of(values["sweep"], values["budget"], made["budget"])
+        return values, before | made
 
-    def point(self, values: dict[str, Any], swept: set[str]) -> Point:
-        """One value for each key and group -> the validated point."""
+    def settings(self, name: str, typed_axes: Mapping[str, Axis]) -> tuple[list[dict[str, Any]], list[str]]:
+        """(the settings of a file in conf/sweep, its swept keys); what is typed takes the place of the file's values.
+
+        Raises UserError for what is wrong with the file.
+        """
+        groups = {k: a.values[0] for k, a in typed_axes.items() if k in GROUPS}
+        composed, made = self.composed(groups | {"sweep": name})
+        sweep: Sweep = schema.build(composed["sweep"], Sweep, "sweep.")
+        settings, swept = [], []
+        for entry in sweep.points or [{}]:
+            axes = {a.key: a for a in sweep_axes({**entry, **sweep.axes}, name, self.extra)} | dict(typed_axes)
+            if not any(k in axes for k in REPLICATES):
+                axes["seed"] = Axis("seed", tuple(range(sweep.seeds.get(made["budget"], 3))), True)
+            settings += product(axes.values())
+            swept += [a.key for a in axes.values() if a.swept and a.key not in swept]
+        return settings, swept
+
+    def point(self, values: dict[str, Any], swept: Collection[str] = ()) -> Point:
+        """One value for each key and group -> the validated point. `swept`: the keys that tell it from others."""
         groups = {k: v for k, v in values.items() if k in GROUPS}
         composed, made = self.composed(groups)
         settings = {k: v for k, v in values.items() if k not in GROUPS}
@@ -136,7 +192,16 @@ class Composer:
         named = set(settings) | {g for g in groups if g in swept}
         label = label_of(cfg, chosen, made, default_made, named)
         plain = config.plain(cfg)
-        return Point(cfg, label, made, {k: made[k] if k in GROUPS else _get(plain, k) for k in values if k in swept})
+        return Point(cfg, label, made, {k: made.get(k) if k in GROUPS else _get(plain, k) for k in swept}, values)
+
+
+def _budget_of(sweep: dict[str, Any], budget: dict[str, Any], name: str) -> None:
+    """A sweep's own number of steps for a budget, or, where wall time is what is equal, its minutes."""
+    budget["steps"] = sweep["steps"].get(name, budget["steps"])
+    if sweep["compare"] == "time":
+        if name not in sweep["minutes"]:
+            raise UserError(f"sweep={sweep['name']} compares at equal time and has no minutes for budget={name}")
+        budget.update(steps=None, tokens=None, minutes=sweep["minutes"][name])
 
 
 def build(composed: dict[str, Any], settings: dict[str, Any]) -> Config:

@@ -18,6 +18,7 @@ from toymha.schema import UserError, key
 from toymha.statement import Sweep
 
 GROUPS = ("model", "data", "optim", "budget", "sweep")  # folders of conf/, in the order in which they are composed
+REPLICATES = ("seed", "init_seed", "data_seed")  # keys that repeat a setting and make none
 
 
 def conf_dir() -> Path:
@@ -50,10 +51,13 @@ class Data:
     )
     length: int | None = key("tasks: symbols in a string, or pairs to recall", low=1, high=10_000, default=None)
     distance: int | None = key(
-        "relations: filler words between two words that belong together", low=0, high=1000, default=None
+        "relations: filler words between two words that belong together, on average", low=0, high=1000, default=None
     )
     distractors: int | None = key(
-        "relations: attractors between them; selective_copy: blanks among the symbols", low=0, high=1000, default=None
+        "relations: attractors of a relation, on average; selective_copy: blanks among the symbols",
+        low=0,
+        high=1000,
+        default=None,
     )
     together: bool | None = key(
         "relations: agreement, coreference and collocation in every sentence, or one in each", default=None
@@ -96,6 +100,9 @@ class Budget:
     checkpoint_every: int | None = key("steps between checkpoints; null: at each evaluation", low=1, identity=False)
     sample_tokens: int = key(
         "length of the text written at each evaluation; 0 for none", low=0, high=100_000, identity=False
+    )
+    decode_tokens: int = key(
+        "tokens of context with which decoding is timed after training; 0: it is not", low=0, default=0, identity=False
     )
 
 

@@ -80,6 +80,8 @@ class Console:
             f"{s['tokens_per_s']:,.0f} tokens/s"
         )
         self.say(score_line("validation", s["val"]))
+        for line in parts_table(s["val"], s["learned"]):
+            self.say(line)
         if s["best"]["step"] != s["step"]:
             self.say(score_line(f"best, step {s['best']['step']:,}", s["best"]))
         warning = "" if s["val"]["loss"] < s["unigram_loss"] else "; this run is no better"
@@ -109,6 +111,22 @@ def score_line(what: str, s: dict[str, Any]) -> str:
         f"{what:18} loss {s['loss']:.4f} ± {s['se']:.4f} nats   perplexity {s['ppl']:.4f}   "
         f"{s['bits_per_char']:.4f} bits/char   {s['tokens']:,} tokens"
     )
+
+
+def parts_table(s: dict[str, Any], learned: dict[str, int | None] | None = None) -> list[str]:
+    """Of a generated text: how far from the lowest possible loss, and each relation. `s`: Score.to_dict()."""
+    if s["floor"] is None:
+        return []
+    lines = [
+        f"{'lowest possible':18} loss {s['floor']:.4f} nats on these tokens; {s['loss'] - s['floor']:.4f} above it"
+    ]
+    head = f"{'':18} {'loss':>8} {'lowest':>8} {'p(right)':>8} {'accuracy':>8} {'tokens':>8}"
+    lines.append(head + ("  learned at step" if learned else ""))
+    for name, p in s["parts"].items():
+        numbers = f"{p['loss']:8.4f} {p['floor']:8.4f} {p['right']:8.3f} {p['accuracy']:8.3f} {p['tokens']:8,}"
+        step = f"  {'not yet' if learned[name] is None else learned[name]:>15}" if learned else ""
+        lines.append(f"  {name:16} {numbers}{step}")
+    return lines
 
 
 def duration(seconds: float) -> str:

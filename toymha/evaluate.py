@@ -1,15 +1,17 @@
-"""How good a model is on a split: loss with its standard error, perplexity, bits per character.
+"""How good a model is on a split: loss with its standard error, perplexity, bits per character; relations one by one.
 
-Axes: W windows, T positions, V vocabulary. A split of N tokens has N - 1 predictions; they are cut into windows of
-seq_len that follow each other, so that every one of them is made once, from at most seq_len tokens of context.
+Axes: W windows, T positions, V vocabulary, K tokens with a tag. A split of N tokens has N - 1 predictions, and each is
+counted once. Windows of seq_len follow each other; in a generated text a window goes back to the beginning of the
+document that it continues, and what was predicted before is context only.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -22,14 +24,34 @@ from toymha.model.gpt import GPT
 
 
 @dataclass(frozen=True)
+class Part:
+    """One relation, or the answers of a task: means over the tokens that have its tag.
+
+    loss and floor in nats; right: probability of the right class (any verb of the right number), from 0 to 1;
+    accuracy: share of tokens whose most likely prediction is in it.
+    """
+
+    loss: float
+    floor: float
+    right: float
+    accuracy: float
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Score:
-    """loss and se in nats a token; tokens is the number of predictions; chars and bytes are what they spell."""
+    """loss and se in nats a token; tokens is the number of predictions; chars and bytes are what they spell.
+
+    floor: of a generated text, the loss of one who knows its rules, on the same tokens: chance is the same in both.
+    """
 
     loss: float
     se: float
     tokens: int
     chars: float
     bytes: float
+    floor: float | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
 
     @property
     def ppl(self) -> float:
@@ -70,14 +92,19 @@ def evaluate(
     raise. The standard error is that of the mean over tokens, with the tokens of a window taken as one cluster.
     """
     device = next(model.parameters()).device
-    sums, counts = [], []
+    sums, counts, floors, tagged = [], [], [], Tagged(split)
     with evaluating(model), torch.inference_mode():
-        for x_WT, y_WT in windows(split.tokens, seq_len, max_tokens, max(1, batch_tokens // seq_len)):
+        for at_WT, counted_WT in windows(split, seq_len, max_tokens, max(1, batch_tokens // seq_len)):
             poll()
-            logits_WTV = model(x_WT.to(device)).float()
+            y_WT = split.tokens[at_WT].long()
+            logits_WTV = model(split.tokens[at_WT - 1].long().to(device)).float()
             nats_WT = F.cross_entropy(logits_WTV.transpose(1, 2), y_WT.to(device), reduction="none")
-            sums.append(nats_WT.double().sum(1).cpu() if device.type != "mps" else nats_WT.cpu().double().sum(1))
-            counts.append(torch.full((len(x_WT),), x_WT.shape[1], dtype=torch.float64))
+            nats_WT = nats_WT.double().cpu() if device.type != "mps" else nats_WT.cpu().double()
+            sums.append((nats_WT * counted_WT).sum(1))
+            counts.append(counted_WT.sum(1).double())
+            if split.logp is not None:
+                floors.append(-split.logp[at_WT[counted_WT]].double())
+            tagged.add(at_WT, counted_WT, logits_WTV, nats_WT)
     sum_W, count_W = torch.cat(sums), torch.cat(counts)
     n = int(count_W.sum())
     loss = sum_W.sum().item() / n
@@ -85,24 +112,76 @@ def evaluate(
     W = len(sum_W)
     se = math.sqrt(deviation_W.square().sum().item() * W / (W - 1)) / n if W > 1 else math.nan
     share = n / (len(split.tokens) - 1)
-    return Score(loss, se, n, split.chars * share, split.bytes * share)
+    floor = torch.cat(floors).sum().item() / n if floors else None
+    return Score(loss, se, n, split.chars * share, split.bytes * share, floor, tagged.parts())
 
 
-def windows(tokens_N: Tensor, seq_len: int, max_tokens: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(x_WT, y_WT) in int64, `batch` windows at a time; the last, shorter window comes alone."""
-    n = len(tokens_N) - 1
-    full, rest = divmod(n, seq_len)
+class Tagged:
+    """Sums over the tokens with a tag, batch by batch."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.sums = torch.zeros(len(split.names) + 1, 5, dtype=torch.float64)  # by tag: the fields of Part
+
+    def add(self, at_WT: Tensor, counted_WT: Tensor, logits_WTV: Tensor, nats_WT: Tensor) -> None:
+        if self.split.tags is None or self.split.classes is None or self.split.logp is None:
+            return
+        chosen_WT = counted_WT & (self.split.tags[at_WT] > 0)
+        at_K, logits_KV = at_WT[chosen_WT], logits_WTV[chosen_WT.to(logits_WTV.device)].cpu()
+        unused = logits_KV.shape[1] - len(self.split.classes)  # a model may have more tokens than the text
+        class_V = F.pad(self.split.classes, (0, unused), value=-1)
+        class_K = class_V[self.split.tokens[at_K].long()]
+        right_K = (logits_KV.softmax(-1) * (class_V == class_K[:, None])).sum(-1)
+        hit_K = class_V[logits_KV.argmax(-1)] == class_K
+        columns = (nats_WT[chosen_WT], -self.split.logp[at_K], right_K, hit_K, torch.ones(len(at_K)))
+        self.sums.index_add_(0, self.split.tags[at_K].long(), torch.stack([c.double() for c in columns], 1))
+
+    def parts(self) -> dict[str, Part]:
+        out = {}
+        for name, (loss, floor, right, accuracy, n) in zip(self.split.names, self.sums[1:].tolist()):
+            if n:
+                out[name] = Part(loss / n, floor / n, right / n, accuracy / n, int(n))
+        return out
+
+
+def windows(split: Split, seq_len: int, max_tokens: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(at_WT, counted_WT), `batch` windows at a time: positions of the tokens to predict, from the one before each
+    and what precedes it in the window, and whether this is where they count. The last, shorter window comes alone.
+    """
+    n = len(split.tokens) - 1
+    starts_W, first_W = _starts(split, seq_len)
+    full = int((starts_W + seq_len <= n).sum())  # all but the last, or all
+    new = int((starts_W[full - 1] + seq_len - first_W[0] + 1) if full else 0)  # predictions of the full windows
+    chosen, rest = torch.arange(full), len(starts_W) > full
     if max_tokens is not None and max_tokens < n and full:
-        k = min(full, math.ceil(max_tokens / seq_len))
-        starts, rest = torch.arange(k) * full // k * seq_len, 0
-    else:
-        starts = torch.arange(full) * seq_len
-    for chunk in starts.split(batch) if full else ():
-        block = tokens_N[chunk[:, None] + torch.arange(seq_len + 1)].long()
-        yield block[:, :-1], block[:, 1:]
+        k = min(full, -(-max_tokens * full // new))
+        chosen, rest = torch.arange(k) * full // k, False
+    for chunk in chosen.split(batch) if full else ():
+        at_WT = starts_W[chunk, None] + torch.arange(1, seq_len + 1)
+        yield at_WT, at_WT >= first_W[chunk, None]
     if rest:
-        block = tokens_N[full * seq_len :].long()[None]
-        yield block[:, :-1], block[:, 1:]
+        at_WT = torch.arange(int(starts_W[-1]) + 1, n + 1)[None]
+        yield at_WT, at_WT >= first_W[-1]
+
+
+def _starts(split: Split, seq_len: int) -> tuple[Tensor, Tensor]:
+    """(starts_W, first_W): where each window starts, and the first token that it predicts as the first of all windows.
+
+    A token is predicted with the whole of its document before it in the window, where that fits.
+    """
+    n = len(split.tokens) - 1
+    if split.starts is None:
+        starts_W = torch.arange(0, n, seq_len)
+        return starts_W, starts_W + 1
+    documents, starts, firsts, first = split.starts.tolist(), [], [], 1
+    while first <= n:
+        start = documents[bisect.bisect_right(documents, first - 1) - 1]  # of the document that is to be continued
+        if first > start + seq_len:  # too long for a window
+            start = first - 1
+        starts.append(start)
+        firsts.append(first)
+        first = start + seq_len + 1
+    return torch.tensor(starts), torch.tensor(firsts)
 
 
 @contextlib.contextmanager

@@ -19,13 +19,21 @@ from toymha.runs import Run
 
 LAYOUT = {
     "training": {
-        "loss": ["Multiline", ["loss/train", "loss/val"]],
+        "loss": ["Multiline", ["loss/train", "loss/val", "floor/val"]],
         "perplexity": ["Multiline", ["ppl/val"]],
         "pace": ["Multiline", ["tokens_per_s"]],
     },
     "attention": {
         "std of the scores": ["Multiline", ["scores_std/.*"]],
         "entropy of the pattern (nats)": ["Multiline", ["entropy/.*"]],
+    },
+}
+RELATIONS = {  # of generated texts, one curve each; `answer` of a task
+    "relations": {
+        "probability of what is right": ["Multiline", ["relation_right/.*"]],
+        "accuracy": ["Multiline", ["relation_accuracy/.*"]],
+        "loss (nats)": ["Multiline", ["relation_loss/.*"]],
+        "lowest possible loss (nats)": ["Multiline", ["relation_floor/.*"]],
     },
 }
 FINAL = {"final/loss_val": "loss", "final/ppl_val": "ppl", "final/bits_per_char": "bits_per_char"}
@@ -81,7 +89,8 @@ class Log:
 
     def _head(self) -> None:
         """What does not change along the run: layout of the curves, configuration, hyperparameters."""
-        self.writer.add_custom_scalars(LAYOUT)
+        generated = self.run.config.data.name in config.GENERATED
+        self.writer.add_custom_scalars(LAYOUT | (RELATIONS if generated else {}))
         text = (self.run.path / "config.yaml").read_text("utf-8")
         self.writer.add_text("config", "    " + text.replace("\n", "\n    "), 0)
         flat = {
@@ -95,3 +104,16 @@ class Log:
 
 def dumps(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def learned(rows: list[dict[str, Any]], name: str, bar: float = 0.9) -> int | None:
+    """The step of the evaluation from which on the relation's right class had `bar` of the probability, to the end.
+
+    None where it has not at the end.
+    """
+    tag, since = f"relation_right/{name}", None
+    for row in rows:
+        if row.get(tag) is not None:
+            good = row[tag] >= bar
+            since = (row["step"] if since is None else since) if good else None
+    return since

@@ -1,8 +1,9 @@
-"""Run folders -> a table: for each swept value the runs, mean, spread, and difference to the first. No torch."""
+"""Run folders -> a table: for each setting the runs, mean, spread, and difference to the baseline. No torch."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
@@ -12,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toymha import runs, stats
-from toymha.runs import Run
+from toymha import caveats, runs, schema, stats
+from toymha.config import REPLICATES
+from toymha.metrics import METRICS, Metric, Result, number
 from toymha.schema import UserError, word
+from toymha.statement import Sweep
+from toymha.verdict import Verdict, judge
 
 
 @dataclass
@@ -22,86 +26,139 @@ class Row:
     """All seeds of one setting."""
 
     setting: dict[str, Any]  # swept key -> value
-    runs: list[Run] = field(default_factory=list)
-    loss: dict[int, float] = field(default_factory=dict)  # seed -> validation loss of the last weights, done runs only
-    best: dict[int, float] = field(default_factory=dict)
-    best_steps: list[int] = field(default_factory=list)
-    ppl: list[float] = field(default_factory=list)
-    bits: list[float] = field(default_factory=list)
-    statuses: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
 
-    def add(self, run: Run) -> None:
-        s = run.summary
-        seed = run.info["values"]["seed"]
-        if seed in {r.info["values"]["seed"] for r in self.runs}:
-            return  # the same run under a second name
-        self.runs.append(run)
-        status = s.get("status", "running")
-        self.statuses[status] = self.statuses.get(status, 0) + 1
-        if status == "done" and math.isfinite(s["val"]["loss"]):
-            self.loss[seed], self.best[seed] = s["val"]["loss"], s["best"]["loss"]
-            self.best_steps.append(s["best"]["step"])
-            self.ppl.append(s["val"]["ppl"])
-            self.bits.append(s["val"]["bits_per_char"])
-            if s["val"]["loss"] >= s["unigram_loss"]:
-                self.notes.append(f"seed {seed} is no better than letter frequencies")
-        elif "error" in s:
-            self.notes.append(f"seed {seed} {status}: {s['error']}")
+    def add(self, result: Result) -> None:
+        if result.replicate not in {r.replicate for r in self.results}:  # else the same run under a second name
+            self.results.append(result)
 
     @property
-    def parameters(self) -> int | None:
-        return next((p for r in self.runs if (p := r.summary.get("parameters"))), None)
+    def done(self) -> list[Result]:
+        return [r for r in self.results if r.done]
+
+    def values(self, metric: Metric) -> dict[tuple[int, ...], float]:
+        """Replicate -> the metric, on its scale."""
+        found = {r.replicate: metric.of(r) for r in self.results}
+        return {k: v for k, v in sorted(found.items()) if v is not None}
+
+    def mean(self, *path: str) -> float | None:
+        """The mean of a number in summary.json over the finished runs."""
+        numbers = [v for r in self.done if (v := number(r.summary, path)) is not None]
+        return math.fsum(numbers) / len(numbers) if numbers else None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{k}={word(v)}" for k, v in self.setting.items()) or "runs"
+
+    def notes(self) -> list[str]:
+        """What is not in the means, and why."""
+        statuses = [r.status for r in self.results if r.status != "done"]
+        counted = ", ".join(f"{statuses.count(s)} {s}" for s in sorted(set(statuses)))
+        out = [f"{self.name}: {counted} (not in the means)"] if counted else []
+        for r in self.results:
+            if r.done and r.stalled:
+                out.append(f"{self.name}: {r.seed_name} is no better than the frequencies of tokens")
+            elif not r.done and "error" in r.summary:
+                out.append(f"{self.name}: {r.seed_name} {r.status}: {r.summary['error']}")
+        return out
 
 
 @dataclass
 class Table:
-    """Rows in order of the swept values; `axes`: the swept keys."""
+    """Rows in order of the swept values. `axes`: the swept keys; `slices`: those within which rows are compared."""
 
     axes: list[str]
     rows: list[Row]
+    slices: list[str] = field(default_factory=list)
+    split: str = "val"  # test for a statement: nothing was chosen by it
 
     @classmethod
-    def of(cls, found: Iterable[Run], axes: list[str], order: Sequence[dict[str, Any]] = ()) -> Table:
+    def of(cls, found: Iterable[Result], axes: list[str], order: Sequence[dict[str, Any]] = ()) -> Table:
         """`axes`: the keys that tell the rows apart; `order`: their values in the order they were asked for."""
         rows: dict[str, Row] = {}
-        for run in found:
-            setting = {a: value_of(run, a) for a in axes}
-            rows.setdefault(json.dumps(setting), Row(setting)).add(run)
+        for result in found:
+            setting = {a: result.value(a) for a in axes}
+            rows.setdefault(json.dumps(setting), Row(setting)).add(result)
         asked = {
             json.dumps({a: o[a] for a in axes}): i for i, o in reversed(list(enumerate(order))) if set(axes) <= set(o)
         }
-        return cls(
-            axes,
-            [
-                rows[k]
-                for k in sorted(
-                    rows, key=lambda k: (asked.get(k, len(asked)), [_sort_key(v) for v in rows[k].setting.values()])
-                )
-            ],
-        )
+
+        def place(k: str) -> tuple[int, list[Any]]:
+            return asked.get(k, len(asked)), [_sort_key(v) for v in rows[k].setting.values()]
+
+        return cls(axes, [rows[k] for k in sorted(rows, key=place)])
+
+    @property
+    def results(self) -> list[Result]:
+        return [r for row in self.rows for r in row.results]
+
+    @property
+    def metric(self) -> Metric:
+        """What rows are compared in: the loss, or bits a character where texts or tokens differ."""
+        if len({r.text for r in self.results}) > 1:
+            return METRICS["bits_per_char"]
+        return METRICS[f"{self.split}_loss"]
+
+    def baseline(self, row: Row) -> Row:
+        """The first row of the same slice."""
+        return next(r for r in self.rows if all(r.setting[k] == row.setting[k] for k in self.slices))
+
+    @functools.cached_property
+    def differences(self) -> list[dict[str, Any] | None]:
+        """A row each: its paired difference to the baseline with intervals and p-values; None for a baseline."""
+        out: list[dict[str, Any] | None] = []
+        for row in self.rows:
+            first = self.baseline(row)
+            if row is first:
+                out.append(None)
+                continue
+            value, base = row.values(self.metric), first.values(self.metric)
+            pairs = [value[k] - base[k] for k in sorted(value.keys() & base.keys())]
+            e, spread = stats.estimate(pairs), stats.estimate(list(base.values())).std
+            low, high = stats.bootstrap(pairs) or (None, None)
+            out.append(
+                {
+                    "difference": e.mean,
+                    "difference_low": e.low,
+                    "difference_high": e.high,
+                    "bootstrap_low": low,
+                    "bootstrap_high": high,
+                    "p": stats.p_value(pairs),
+                    "percent_of_perplexity": 100 * math.expm1(e.mean) if self.metric.unit == "nats" else None,
+                    "in_seed_noise": e.mean / spread if spread else None,
+                    "settles": stats.settles(e.std, e.n) if e.n > 1 else None,
+                    "pairs": e.n,
+                }
+            )
+        found = [d for d in out if d]
+        for d, p in zip(found, stats.holm([d["p"] for d in found])):
+            d["p_holm"] = p
+        return out
 
     def records(self) -> list[dict[str, Any]]:
         """A flat record a row, numbers unrounded; what the data has no answer for is None."""
         out: list[dict[str, Any]] = []
-        for row in self.rows:
-            first, mean = self.rows[0], stats.estimate(list(row.loss.values()))
-            vs = stats.paired(row.loss, first.loss) if row is not first else stats.estimate([])
+        names = ["difference", "difference_low", "difference_high", "bootstrap_low", "bootstrap_high", "p", "p_holm"]
+        names += ["percent_of_perplexity", "in_seed_noise", "settles", "pairs"]
+        for row, difference in zip(self.rows, self.differences):
+            loss = stats.estimate([r.summary[self.split]["loss"] for r in row.done if r.summary.get(self.split)])
+            steps = [r.summary["best"]["step"] for r in row.done]
             numbers = {
-                "parameters": row.parameters,
-                "runs": len(row.runs),
-                "done": len(row.loss),
-                "val_loss": mean.mean,
-                "val_loss_std": mean.std,
-                "best_val_loss": stats.estimate(list(row.best.values())).mean,
-                "best_step_min": min(row.best_steps, default=None),
-                "best_step_max": max(row.best_steps, default=None),
-                "perplexity": stats.estimate(row.ppl).mean,
-                "bits_per_char": stats.estimate(row.bits).mean,
-                "difference": vs.mean,
-                "difference_low": vs.low,
-                "difference_high": vs.high,
-                "pairs": vs.n,
+                "parameters": next((p for r in row.results if (p := r.summary.get("parameters"))), None),
+                "runs": len(row.results),
+                "done": len(row.done),
+                f"{self.split}_loss": loss.mean,
+                f"{self.split}_loss_std": loss.std,
+                "best_val_loss": row.mean("best", "loss"),
+                "best_step_min": min(steps, default=None),
+                "best_step_max": max(steps, default=None),
+                "perplexity": row.mean(self.split, "ppl"),
+                "bits_per_char": row.mean(self.split, "bits_per_char"),
+                "flops_per_token": row.mean("flops_per_token"),
+                "kv_bytes": row.mean("kv_bytes"),
+                "tokens_per_s": row.mean("tokens_per_s"),
+                "compared_in": self.metric.name,
+                **{k: (difference or {}).get(k) for k in names},
             }
             clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()}
             out.append(row.setting | clean)
@@ -111,88 +168,154 @@ class Table:
         """The table for a terminal, with the rule of reading below."""
         if not self.rows:
             return "no runs\n"
-        head = ["parameters", "runs", "val loss", "std", "best", "at step", "perplexity", "bits/char"]
-        lines = [[*self.axes, *head, "loss - first row, 95 % interval"]]
-        for row, r in zip(self.rows, self.records()):
+        return "\n".join([*columns(self.cells(), len(self.axes)), *self.notes()]) + "\n"
+
+    def cells(self) -> list[list[str]]:
+        """The table as people read it, the head first."""
+        head = ["parameters", "runs", f"{self.split} loss", "std", "best val", "at step", "perplexity", "bits/char"]
+        what = "loss" if self.metric.unit == "nats" else "bits/char"
+        lines = [[*self.axes, *head, f"{what} - baseline, 95 % interval"]]
+        for row, r, d in zip(self.rows, self.records(), self.differences):
             low, high = r["best_step_min"], r["best_step_max"]
             cells = [
                 f"{r['parameters'] or 0:,}",
                 f"{r['done']}/{r['runs']}" if r["done"] < r["runs"] else str(r["runs"]),
-                *(_num(r[k]) for k in ("val_loss", "val_loss_std", "best_val_loss")),
+                *(_num(r[k]) for k in (f"{self.split}_loss", f"{self.split}_loss_std", "best_val_loss")),
                 "-" if low is None else f"{low}" if low == high else f"{low}-{high}",
                 *(_num(r[k]) for k in ("perplexity", "bits_per_char")),
-                self._difference(row, r),
+                _difference(d),
             ]
             lines.append([*map(word, row.setting.values()), *cells])
-        return "\n".join([*columns(lines, len(self.axes)), *self._notes()]) + "\n"
+        return lines
 
-    def _difference(self, row: Row, r: dict[str, Any]) -> str:
-        if row is self.rows[0]:
-            return "the first"
-        if r["difference"] is None:
-            return "no pairs"
-        if r["difference_low"] is None:
-            return f"{r['difference']:+.4f} (one seed: no interval)"
-        mark = "" if r["difference_low"] <= 0 <= r["difference_high"] else " *"
-        return f"{r['difference']:+.4f} [{r['difference_low']:+.4f}, {r['difference_high']:+.4f}]{mark}"
-
-    def _notes(self) -> list[str]:
-        out = [
-            "val loss: mean over seeds, nats a token, whole split, last weights; best: those of the best evaluation;",
-            "rows as they were asked for, not ranked; differences paired by seed; * where the interval excludes 0",
-        ]
+    def relations(self) -> list[list[str]]:
+        """By relation, for texts with tags: loss (floor), probability of the right class, learned in how many runs."""
+        scores = [r.summary[self.split] for r in self.results if r.done]
+        parts: dict[str, Any] = next((s["parts"] for s in scores if s.get("parts")), {})
+        if not parts:
+            return []
+        lines = [[*self.axes, "relation", "loss", "floor", "right", "accuracy", "learned", "at step"]]
         for row in self.rows:
-            label = ", ".join(f"{k}={word(v)}" for k, v in row.setting.items()) or "runs"
-            unfinished = ", ".join(f"{n} {s}" for s, n in sorted(row.statuses.items()) if s != "done")
-            if unfinished:
-                out.append(f"{label}: {unfinished} (not in the means)")
-            out += [f"{label}: {note}" for note in row.notes]
-        found = [r for row in self.rows for r in row.runs]
-        if any(
-            len({json.dumps(value_of(r, k)) for r in found}) > 1
-            for k in ("data.sha256", "data.tokenizer", "data.vocab_size")
-        ):
-            sizes = sorted({s for r in found if (s := r.summary.get("vocab_size"))})
+            for name in parts:
+                at = [r.summary.get("learned", {}).get(name) for r in row.done]
+                steps = sorted(s for s in at if s is not None)
+                span = "" if not steps else str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]}-{steps[-1]}"
+                numbers = [row.mean(self.split, "parts", name, k) for k in ("loss", "floor", "right", "accuracy")]
+                shown = ["-" if v is None else f"{v:.3f}" for v in numbers]
+                lines.append([*map(word, row.setting.values()), name, *shown, f"{len(steps)}/{len(at)}", span or "-"])
+        return lines
+
+    def notes(self) -> list[str]:
+        tested = "test: whole test split; " if self.split == "test" else ""
+        out = [
+            f"loss: mean over seeds, nats a token, whole split, last weights; {tested}best: of the best evaluation;",
+            "rows as they were asked for, not ranked; differences to the first row"
+            + (f" of the same {', '.join(self.slices)}" if self.slices else "")
+            + ", paired by seed; * p < 0.05 after Holm",
+        ]
+        out += [note for row in self.rows for note in row.notes()]
+        out += filter(None, map(self._troubles, self.rows))
+        if self.metric.name == "bits_per_char":
+            sizes = sorted({s for r in self.results if (s := r.summary.get("vocab_size"))})
             said = f"these runs have different texts or tokens (vocabularies: {', '.join(map(str, sizes))})"
             out.append(f"warning: {said}; compare bits/char, not loss or perplexity")
         return out
 
+    def _troubles(self, row: Row) -> str:
+        """Whether a setting diverges or stalls more often than its baseline, by Fisher's exact test."""
+        sides = [[r.stalled for r in side.results if r.done or r.stalled] for side in (row, self.baseline(row))]
+        (k1, n1), (k2, n2) = ((sum(side), len(side)) for side in sides)
+        if not n1 or not n2 or k1 * n2 == k2 * n1:
+            return ""
+        p = stats.fisher(k1, n1, k2, n2)
+        return f"{row.name}: {k1}/{n1} diverged or stalled against {k2}/{n2} (Fisher's exact p = {p:.3g})"
+
     def write(self, folder: Path) -> None:
-        """table.csv and table.json in the folder of the runs."""
+        """report.csv and report.json in the folder of the runs."""
         records = self.records()
         text = io.StringIO()
         if records:
             writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(records)
-        for name, content in (("table.csv", text.getvalue()), ("table.json", json.dumps(records, indent=1) + "\n")):
+        for name, content in (("report.csv", text.getvalue()), ("report.json", json.dumps(records, indent=1) + "\n")):
             runs.write_text(folder / name, content)
 
 
-def load_table(folder: str) -> Table:
-    """The table of all runs in or below a folder. Raises UserError where there are none."""
-    path = Path(folder).expanduser()
-    found = list(runs.find(path)) if path.is_dir() else []
-    if not found:
-        raise UserError(f"no runs in {path} (looked in {path.absolute()})")
-    sweep = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {}
-    # The axes of the last sweep tell its own runs apart; other runs in the folder may differ in other keys.
-    ours = {str(r.path.relative_to(path)) for r in found} <= set(sweep.get("runs", []))
-    return Table.of(found, sweep["axes"] if ours else differing(found), sweep.get("order", []))
+@dataclass
+class Report:
+    """All that is known of the runs in a folder: the table, and the verdict where they test a statement."""
+
+    folder: Path
+    table: Table
+    sweep: Sweep | None = None
+    tuned: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Report:
+        """The report of all runs in or below a folder. Raises UserError where there are none."""
+        path = Path(folder).expanduser()
+        found = [Result.of(r) for r in runs.find(path)] if path.is_dir() else []
+        if not found:
+            raise UserError(f"no runs in {path} (looked in {path.absolute()})")
+        about = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {}
+        return cls.of(path, found, about)
+
+    @classmethod
+    def of(cls, path: Path, found: list[Result], about: dict[str, Any]) -> Report:
+        """`about`: the contents of sweep.json, or nothing."""
+        # The axes of the last sweep tell its own runs apart; other runs in the folder may differ in other keys.
+        asked = set(about.get("runs", []))
+        sweep = schema.build(about["sweep"], Sweep, "sweep.") if about.get("sweep") else None
+        if sweep:  # a statement is judged by the runs it asked for
+            found = [r for r in found if str(r.path.relative_to(path)) in asked]
+        ours = {str(r.path.relative_to(path)) for r in found} <= asked
+        table = Table.of(found, about["axes"] if ours else differing(found), about.get("order", []))
+        if sweep:
+            table.slices = [k for k in sweep.slices if k in table.axes]
+            table.split = "test" if all(r.summary.get("test") for r in table.results if r.done) else "val"
+        return cls(path, table, sweep, about.get("tuned", []))
+
+    @functools.cached_property
+    def verdict(self) -> Verdict | None:
+        if self.sweep is None:
+            return None
+        return judge(
+            self.sweep, self.table.results, [*caveats.warnings_of(self.sweep, self.table.results), *self.inert()]
+        )
+
+    def inert(self) -> list[str]:
+        """Settings that differ in a swept key and begin alike to the last bit."""
+        if self.sweep is None or self.sweep.equal:
+            return []
+        by_replicate: dict[tuple[int, ...], list[tuple[str, Result]]] = {}
+        for row in self.table.rows:
+            for r in row.results:
+                by_replicate.setdefault(r.replicate, []).append((row.name, r))
+        replicate = min(by_replicate)
+        rows = {name: runs.Run(r.path, None).rows() for name, r in by_replicate[replicate]}  # type: ignore[arg-type]
+        names = list(rows)
+        return caveats.inert((a, b, rows[a], rows[b]) for i, a in enumerate(names) for b in names[i + 1 :])
+
+    def text(self) -> str:
+        """For a terminal: the table, by relation, the verdict."""
+        parts = [self.table.text()]
+        if lines := self.table.relations():
+            parts.append("\n".join(columns(lines, len(self.table.axes) + 1)) + "\n")
+        if self.sweep and (shown := caveats.realised(self.table.results)):
+            parts.append(f"compared at equal {self.sweep.compare}: {shown}\n")
+        if self.verdict:
+            parts.append(self.verdict.text())
+        return "\n".join(parts)
 
 
-def differing(found: list[runs.Run]) -> list[str]:
-    """Keys that take several values among the runs, but for the seed; the text itself counts as data.name."""
-    keys = [k for k in found[0].info["values"] if k != "seed"]
-    out = [k for k in keys if len({json.dumps(value_of(r, k)) for r in found}) > 1]
+def differing(found: list[Result]) -> list[str]:
+    """Keys that take several values among the runs, but for the seeds; the text itself counts as data.name."""
+    keys = [k for k in found[0].info["values"] if k not in REPLICATES]
+    out = [k for k in keys if len({json.dumps(r.value(k)) for r in found}) > 1]
     if "data.name" in out or "data.path" in out:
         out = [k for k in out if k != "data.sha256"]
     return out
-
-
-def value_of(run: runs.Run, key: str) -> Any:
-    """A key's value in this run; a group (`model`) has the name of the chosen file."""
-    return run.info["choices"].get(key) if key in ("model", "data", "optim", "budget") else run.info["values"].get(key)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:
@@ -212,6 +335,17 @@ def columns(lines: list[list[str]], left: int) -> list[str]:
         gaps = [" " * (w - width(cell)) for cell, w in zip(line, widths)]
         out.append("  ".join(c + g if i < left else g + c for i, (c, g) in enumerate(zip(line, gaps))).rstrip())
     return out
+
+
+def _difference(d: dict[str, Any] | None) -> str:
+    if d is None:
+        return "baseline"
+    if not d["pairs"]:
+        return "no pairs"
+    if d["pairs"] < 2:
+        return f"{d['difference']:+.4f} (one seed: no interval)"
+    mark = " *" if d["p_holm"] < 0.05 else ""
+    return f"{d['difference']:+.4f} [{d['difference_low']:+.4f}, {d['difference_high']:+.4f}]{mark}"
 
 
 def _num(value: float | None) -> str:

@@ -51,8 +51,12 @@ def identity(cfg: Config, data_sha256: str) -> str:
 
 def folder(cfg: Config, label: str) -> Path:
     """Where a run goes: <output_dir>/<name>/<label>/seed=<n>."""
-    name = cfg.name or (cfg.sweep.name if cfg.sweep else "train")
-    return Path(cfg.output_dir) / name / label / f"seed={cfg.seed}"
+    return Path(cfg.output_dir) / name_of(cfg) / label / f"seed={cfg.seed}"
+
+
+def name_of(cfg: Config) -> str:
+    """The folder below output_dir."""
+    return cfg.name or (cfg.sweep.name if cfg.sweep else "train")
 
 
 @dataclass
@@ -302,10 +306,10 @@ def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
         "machine": {
             "host": platform.node(),
             "system": platform.platform(),
-            "cpu": platform.processor(),
+            "cpu": processor(),
             "cores": cores(),
         },
-        "git": _git(),
+        "git": git(),
     }
 
 
@@ -316,7 +320,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git() -> dict[str, Any] | None:
+def processor() -> str:
+    """The CPU's name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def git() -> dict[str, Any] | None:
     """Commit of the source tree that toymha runs from, and whether it has been changed since; None in a wheel."""
     here = Path(__file__).parent.parent
     if not (here / ".git").exists():

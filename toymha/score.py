@@ -8,7 +8,7 @@ from typing import Any
 from toymha import runs
 from toymha.compose import Composer
 from toymha.config import Data
-from toymha.console import score_line
+from toymha.console import parts_table, score_line
 from toymha.data import text, tokenizer
 from toymha.data.corpus import check_lengths, load_corpus
 from toymha.device import arithmetic, set_up
@@ -40,7 +40,8 @@ def score_run(o: Any) -> str:
     with arithmetic(precision, device):
         score = evaluate(model, corpus.splits[o.split], c.seq_len)
     about = f"{run.path}, {o.weights} weights, {corpus.name} {o.split} split, {device}, {precision}"
-    return f"{about}\n{score_line(o.split, score.to_dict())}   {score.bits_per_byte:.4f} bits/byte"
+    line = f"{score_line(o.split, score.to_dict())}   {score.bits_per_byte:.4f} bits/byte"
+    return "\n".join([about, line, *parts_table(score.to_dict())])
 
 
 def other_data(o: Any, own: Data) -> Data:

@@ -33,6 +33,7 @@ class Sweep:
     question: str = key("what it asks")
     statement: str | None = key("what people say", default=None)
     source: str | None = key("who says it, and where", default=None)
+    place: int = key("where it stands on the page of `toymha reproduce`", default=99)
     axes: dict = key(
         "swept keys, each with its values in Hydra's sweep syntax ('1,2,4', 'range(3)') or as a list", default={}
     )
@@ -61,8 +62,6 @@ class Sweep:
                 raise UserError(f"sweep {self.name}: the check `{c.that}` needs low, high or both")
             if c.low is not None and c.high is not None and c.low > c.high:
                 raise UserError(f"sweep {self.name}: the check `{c.that}` has low={c.low} above high={c.high}")
-        if self.compare == "time" and not self.minutes:
-            raise UserError(f"sweep {self.name}: compare=time needs minutes, such as minutes: {{quick: 0.5, full: 2}}")
 
     @property
     def parsed_checks(self) -> list[Check]:

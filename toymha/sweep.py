@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from toymha import cost, runs
-from toymha.compose import Point
-from toymha.config import Data
+from toymha import cost, runs, tuning
+from toymha.compose import Experiment, Point
+from toymha.config import REPLICATES, Config, plain
 from toymha.console import Console, again, duration, quote
 from toymha.data import text
-from toymha.report import Table
+from toymha.metrics import Result
+from toymha.page import write_report
+from toymha.pool import Pool
+from toymha.report import Report
 from toymha.schema import UserError
+from toymha.statement import Sweep
 
 
 @dataclass(frozen=True)
@@ -73,47 +69,75 @@ class Plan:
 
 def make_plan(points: list[Point]) -> Plan:
     """Look at the data and at each run folder. Raises UserError for missing data or a folder that holds another run."""
-    read: dict[tuple, tuple[str, int]] = {}
-
-    def known(d: Data) -> tuple[str, int]:
-        which = (d.name, d.path, d.tokenizer, d.vocab_size)
-        if which not in read:
-            whole = text.read_text(d)
-            read[which] = (
-                text.sha256(whole),
-                {"byte": 256, "bpe": d.vocab_size or 0}.get(d.tokenizer) or len(set(whole)),
-            )
-        return read[which]
-
+    read: dict[str, tuple[str, int]] = {}
     jobs = []
     for p in points:
-        sha256, vocab_size = known(p.config.data)
+        data = p.config.data
+        if repr(data) not in read:
+            read[repr(data)] = (text.fingerprint(data), text.vocab_size(data))
+        sha256, vocab_size = read[repr(data)]
         path = runs.folder(p.config, p.label)
         parameters = sum(cost.parameters(p.config, vocab_size).values())
         jobs.append(Job(p, path, runs.state_of(path, p.config, sha256), parameters))
     return Plan(jobs)
 
 
-def run_sweep(points: list[Point]) -> int:
+def run_sweep(experiment: Experiment) -> int:
     """Train what is not finished. The exit status: 0 all done, 1 some failed or diverged, 128 + signal when stopped."""
-    plan, c = make_plan(points), points[0].config
+    tuned: list[dict[str, Any]] = []
+    if experiment.sweep and experiment.sweep.tune:
+        trials = tuning.trials(experiment)
+        if stopped := train_plan(make_plan(tuning.runs_of(trials))):
+            return _interrupted(experiment.points[0].config, stopped)
+        experiment, tuned = tuning.choose(experiment, trials)
+    plan = make_plan(experiment.points)
+    about = about_of(plan, experiment.sweep, tuned)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    runs.write_json(plan.folder / "sweep.json", about)  # before the first run, so that `report` knows what is asked
+    return finish(plan, about, train_plan(plan))
+
+
+def plans(experiment: Experiment) -> list[Plan]:
+    """What `run_sweep` would train: the trials of what is tuned, and, once they are done, the runs of the verdict."""
+    if not (experiment.sweep and experiment.sweep.tune):
+        return [make_plan(experiment.points)]
+    trials = tuning.trials(experiment)
+    return [make_plan(tuning.runs_of(trials)), make_plan(tuning.choose(experiment, trials)[0].points)]
+
+
+def about_of(plan: Plan, sweep: Sweep | None, tuned: list[dict[str, Any]]) -> dict[str, Any]:
+    """What sweep.json says: the swept keys, their values in order, the runs, the statement, what was tuned."""
+    return {
+        "axes": [a for a in plan.jobs[0].point.swept if a not in (*REPLICATES, "sweep")],
+        "order": [j.point.swept for j in plan.jobs],
+        "runs": [str(j.path.relative_to(plan.folder)) for j in plan.jobs],
+        "sweep": plain(sweep) if sweep else None,
+        "tuned": tuned,
+    }
+
+
+def crew(plan: Plan) -> tuple[int, int]:
+    """(runs at a time, CPU threads of each). Raises UserError for a device or precision that is not here."""
+    c = plan.jobs[0].point.config
     workers = c.workers or runs.cores()
     if plan.todo:
         from toymha.device import pick_device, pick_precision
 
         device = pick_device(c.device)
-        for p in plan.todo:
-            pick_precision(p.point.config.precision, device)
+        for j in plan.todo:
+            pick_precision(j.point.config.precision, device)
         workers = c.workers or (runs.cores() if device.type == "cpu" else min(4, runs.cores()))  # one GPU for all
+    return min(workers, max(1, len(plan.todo))), c.threads or max(1, runs.cores() // workers)
+
+
+def train_plan(plan: Plan) -> int:
+    """Say what is to be done and do it. Returns the signal that stopped it, or 0."""
+    n, threads = crew(plan)
     print(plan.text(), flush=True)
-    n = min(workers, max(1, len(plan.todo)))
-    threads = c.threads or max(1, runs.cores() // workers)
-    todo = [replace(j.point, config=replace(j.point.config, threads=threads)) for j in plan.todo]
-    stopped = 0
-    if todo:
-        print(f"{n} at a time, {threads} thread{'s' * (threads > 1)} each", flush=True)
-        stopped = _train_all(todo, n)
-    return finish(plan, stopped)
+    if not plan.todo:
+        return 0
+    print(f"{n} at a time, {threads} thread{'s' * (threads > 1)} each", flush=True)
+    return _train_all([replace(j.point, config=replace(j.point.config, threads=threads)) for j in plan.todo], n)
 
 
 def _train_all(todo: list[Point], n: int) -> int:
@@ -121,7 +145,7 @@ def _train_all(todo: list[Point], n: int) -> int:
     from toymha.train import Stop, check_data
 
     bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
-    with Stop() as stop, Pool(n, stop) as pool, bar:
+    with Stop() as stop, Pool(n, stop, train_quietly) as pool, bar:
         for c in {(repr(p.config.data), p.config.seq_len, p.config.vocab_size): p.config for p in todo}.values():
             check_data(c)  # before the first run starts; it also fills the cache that the workers read
         for k, (point, outcome, seconds) in enumerate(pool.outcomes(todo), 1):
@@ -153,141 +177,31 @@ def train_quietly(point: Point, stop: Any) -> str:
     return outcome_of(point)
 
 
-# Worker processes
-
-
-def worker(pipe: Connection) -> None:
-    """Train what comes through the pipe, one after the other, until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on as SIGTERM
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    from toymha.train import Stop
-
-    with suppress(EOFError, OSError):
-        while True:
-            point = pipe.recv()
-            with Stop(signal.SIGTERM) as stop:
-                outcome = train_quietly(point, stop)
-            pipe.send((outcome, not stop.signum))
-            if stop.signum:
-                return
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed stops at its next step, as by SIGTERM, so that its folder is free."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Pool:
-    """n processes that keep torch imported; n = 1 is this process. One that dies is replaced, and only its run is lost.
-
-    Not joblib's loky: there a worker that dies takes all waiting runs with it, and a signal cannot be passed on.
-    """
-
-    def __init__(self, n: int, stop: Any) -> None:
-        self.n, self.stop = n, stop
-        self.context = multiprocessing.get_context("spawn")
-        self.idle: list[tuple[Connection, Any]] = []
-        self.busy: dict[Connection, tuple[Any, Point, float]] = {}
-
-    def __enter__(self) -> Pool:
-        if self.n > 1:
-            self.idle = [self._start() for _ in range(self.n)]
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._terminate()  # those that are still busy, when this ends by an error
-        for pipe, _ in self.idle:
-            pipe.close()
-        processes = [p for _, p in self.idle] + [p for p, _, _ in self.busy.values()]
-        for process in processes:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
-
-    def _start(self) -> tuple[Connection, Any]:
-        ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=worker, args=(theirs,), daemon=True)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is the parent's to hear
-        process.start()
-        signal.signal(signal.SIGINT, before)
-        theirs.close()
-        return ours, process
-
-    def outcomes(self, todo: list[Point]) -> Iterator[tuple[Point, str, float]]:
-        """(point, what came of it, seconds) as they end. A signal stops those under way, which are told of too."""
-        queue = list(todo)
-        while self.n == 1 and queue and not self.stop.signum:
-            point, began = queue.pop(0), time.perf_counter()
-            yield point, train_quietly(point, self.stop), time.perf_counter() - began
-        told = False
-        while self.n > 1 and (self.busy or (queue and not self.stop.signum)):
-            while self.idle and queue and not self.stop.signum:
-                pipe, process = self.idle.pop()
-                point = queue.pop(0)
-                with suppress(OSError):  # a worker that died idle is noticed below, like one that died busy
-                    pipe.send(point)
-                self.busy[pipe] = (process, point, time.perf_counter())
-            if self.stop.signum and not told:
-                told = True
-                self._terminate()
-            ready = wait(list(self.busy), timeout=0.2)
-            for pipe in [p for p in self.busy if p in ready]:
-                process, point, began = self.busy.pop(pipe)
-                goes_on = False
-                try:
-                    outcome, goes_on = pipe.recv()
-                except (EOFError, OSError):
-                    process.join()
-                    outcome = self._died(point, process.exitcode)
-                if goes_on:
-                    self.idle.append((pipe, process))
-                elif queue and not self.stop.signum:
-                    self.idle.append(self._start())
-                yield point, outcome, time.perf_counter() - began
-
-    def _terminate(self) -> None:
-        for process, _, _ in self.busy.values():
-            process.terminate()
-
-    def _died(self, point: Point, exitcode: int) -> str:
-        how = f"signal {-exitcode}" if exitcode < 0 else f"exit status {exitcode}"
-        error = f"its process died ({how}{', perhaps out of memory' if exitcode == -9 else ''})"
-        run = runs.Run(runs.folder(point.config, point.label), point.config)
-        if (run.path / "run.json").is_file() and run.status == "running":
-            stopped = {"status": "interrupted"} if self.stop.signum else {"status": "failed", "error": error}
-            run.update(**stopped)
-        return "interrupted" if self.stop.signum else f"failed: {error}"
-
-
 # The end
 
 
-def finish(plan: Plan, stopped: int) -> int:
-    """The table, the files beside the runs, what to type next."""
+def finish(plan: Plan, about: dict[str, Any], stopped: int) -> int:
+    """The table and the verdict, the files beside the runs, what to type next."""
     found = [
         runs.Run(j.path, j.point.config, runs.read_json(j.path / "run.json"))
         for j in plan.jobs
         if (j.path / "run.json").is_file()
     ]
-    axes = [a for a in plan.jobs[0].point.swept if a not in ("seed", "sweep")]
     if found:
-        table = Table.of(found, axes, [j.point.swept for j in plan.jobs])
-        print("\n" + table.text())
-        table.write(plan.folder)
-        made = [str(j.path.relative_to(plan.folder)) for j in plan.jobs]
-        order = [j.point.swept for j in plan.jobs]
-        runs.write_json(plan.folder / "sweep.json", {"axes": axes, "order": order, "runs": made})
+        report = Report.of(plan.folder, [Result.of(r) for r in found], about)
+        print("\n" + report.text())
+        print(f"report  {quote(write_report(report)[0])}")
     bad = [j for j in plan.jobs if runs.Run(j.path, j.point.config).status != "done"]
     for job in bad:
         summary = runs.Run(job.path, job.point.config).summary
         log = f"; see {job.path / 'log.txt'}" if (job.path / "log.txt").is_file() else ""
         print(f"{summary.get('status', 'not started')}: {job.title} {summary.get('error', '')}{log}")
-    print(f"curves  tensorboard --logdir {quote(plan.jobs[0].point.config.output_dir)}")
+    c = plan.jobs[0].point.config
+    print(f"curves  tensorboard --logdir {quote(c.output_dir)}")
     print(f"again   toymha report run={quote(plan.folder)}")
-    if stopped:
-        print(f"toymha: interrupted; {again(plan.jobs[0].point.config)}", file=sys.stderr)
-        return 128 + stopped
-    return 1 if bad else 0
+    return _interrupted(c, stopped) if stopped else 1 if bad else 0
+
+
+def _interrupted(c: Config, stopped: int) -> int:
+    print(f"toymha: interrupted; {again(c)}", file=sys.stderr)
+    return 128 + stopped

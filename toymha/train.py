@@ -8,13 +8,15 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from toymha import cost
+from toymha.bench import decode_tokens_per_s
 from toymha.compose import Point
 from toymha.config import Config
 from toymha.console import Console
@@ -22,7 +24,7 @@ from toymha.data.corpus import Corpus, check_lengths, load_corpus, random_batch
 from toymha.device import arithmetic, set_up
 from toymha.evaluate import Score, attention_statistics, evaluate, unigram_loss, windows
 from toymha.generate import sample
-from toymha.log import Log
+from toymha.log import Log, learned
 from toymha.model.gpt import GPT
 from toymha.optim import lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
@@ -107,7 +109,7 @@ def check_data(c: Config) -> Corpus:
 
 def train(run: Run, corpus: Corpus, device: torch.device, precision: str, console: Console, stop: Stop) -> None:
     """The loop. All chance is a function of (seed, step), so that only weights and moments need to be restored."""
-    c, b, tokens = run.config, run.config.budget, corpus.splits["train"].tokens
+    c, b, text = run.config, run.config.budget, corpus.splits["train"]
     model = GPT(c, corpus.tokenizer.vocab_size).to(device)
     optimizers = make_optimizers(model, c)
     state = restore(run, model, optimizers)
@@ -122,7 +124,7 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
             began = time.perf_counter()
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
-            x_BT, y_BT = random_batch(tokens, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
+            x_BT, y_BT = random_batch(text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
             if c.attn_dropout or c.resid_dropout:
                 torch.manual_seed(stream_seed(c.seed_of_data, "dropout", state["step"]))
             loss = 0.0
@@ -207,6 +209,7 @@ class Lab:
     console: Console
     stop: Stop
     state: dict[str, Any]  # step, seconds of training, losses since the last row, best
+    began: float = field(default_factory=time.perf_counter)
 
     def begin(self, log: Log) -> bool:
         c, step = self.run.config, self.state["step"]
@@ -243,9 +246,13 @@ class Lab:
             self.diverged(f"validation loss {score.loss} after step {step}")
             return False
         row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
+        if score.floor is not None:
+            row["floor/val"] = score.floor
+        for name, part in score.parts.items():
+            row |= {f"relation_{k}/{name}": v for k, v in asdict(part).items() if k != "tokens"}
         T = min(c.seq_len, 512)  # the statistics need T x T tensors, which training may have been spared
-        x_BT, _ = next(windows(self.corpus.splits["val"].tokens, T, 2 * T, 2))
-        row |= attention_statistics(self.model, x_BT.to(self.device))
+        at_WT, _ = next(windows(self.corpus.splits["val"], T, 2 * T, 2))
+        row |= attention_statistics(self.model, self.corpus.splits["val"].tokens[at_WT - 1].long().to(self.device))
         if c.budget.sample_tokens and step:
             row["sample"] = self.sample()
         log.row(step, row)
@@ -260,10 +267,9 @@ class Lab:
 
     def sample(self) -> str:
         tokenizer, c = self.corpus.tokenizer, self.run.config
-        try:
-            start = [int(i) for i in tokenizer.encode("\n")]
-        except UserError:  # a text of one line
-            start = self.corpus.splits["val"].tokens[:1].tolist()
+        start = self.corpus.splits["val"].tokens[:1].tolist()
+        with contextlib.suppress(UserError):  # a text of one line
+            start = tokenizer.encode("\n").tolist() or start
         return tokenizer.decode(sample(self.model, start, c.budget.sample_tokens, tokenizer.vocab_size, c.seed))
 
     def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
@@ -277,6 +283,14 @@ class Lab:
         moments = [o.state_dict() for o in optimizers]
         self.run.save_checkpoint(self.state | {"model": self.model.state_dict(), "optimizers": moments})
         self.run.update(step=self.state["step"])
+
+    def decoding_speed(self) -> float | None:
+        """Tokens per second with a full cache of the asked length, for 8 sequences; no weight changes it."""
+        c, T = self.run.config, self.run.config.budget.decode_tokens
+        if not T:
+            return None
+        longer = GPT(replace(c, seq_len=T), self.corpus.tokenizer.vocab_size).to(self.device)
+        return decode_tokens_per_s(longer, 8, T - T // 32, T // 32, self.device)
 
     def diverged(self, error: str) -> None:
         self.run.update(status="diverged", step=self.state["step"], error=error)
@@ -304,11 +318,16 @@ class Lab:
             tokens_trained=step * c.tokens_per_step,
             seconds=self.state["seconds"],
             tokens_per_s=step * c.tokens_per_step / self.state["seconds"] if step else 0.0,
+            wall_seconds=time.perf_counter() - self.began,
+            flops_per_token=cost.training_flops_per_token(c, V),
+            kv_bytes=cost.kv_bytes(c, c.seq_len),
+            decode_tokens_per_s=self.decoding_speed(),
             val=last.to_dict(),
             best=best.to_dict() | {"step": best_step},
             test=test.to_dict() if test else None,
             unigram_loss=unigram_loss(splits["train"], splits["val"], V),
             sample=self.sample() if c.budget.sample_tokens else None,
+            learned={name: learned(self.run.rows(), name) for name in last.parts},
         )
         log.final(step, last)
         self.console.stop()

@@ -16,7 +16,8 @@ from toymha.config import GROUPS, choices
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
 
-LITERAL_KEYS = {name for name, (f, _) in config.keys().items() if f.metadata.get("text")} | {"like"}
+SPECIAL = ("like", "compare")  # what the command line takes beside groups and keys
+LITERAL_KEYS = {name for name, (f, _) in config.keys().items() if f.metadata.get("text")} | set(SPECIAL)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ ELSEWHERE = {
 def _known(name: str, extra: Path | None) -> str | None:
     """Why this key is unknown, with the nearest valid one, or None when it is known."""
     known = config.settable()
-    if name in known or name in GROUPS or name == "like":
+    if name in known or name in GROUPS or name in SPECIAL:
         return None
     if name in config.keys():  # noqa: SIM118
         # data.name, optim.name, sweep.axes

@@ -1,10 +1,11 @@
 """A data set as training sees it: token tensors of the splits, cut by position, and batches of random windows.
 
-B batch, T positions, N tokens of a split.
+B batch, T positions, N tokens of a split, D documents in it, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toymha.config import Data
-from toymha.data import store, text
-from toymha.data.tokenizer import Tokenizer, from_dict, make
+from toymha.config import GENERATED, Data
+from toymha.data import generated, store, text
+from toymha.data.tokenizer import Tokenizer, WordTokenizer, from_dict, make
 from toymha.schema import UserError
 
-FORMAT = 1  # of the cached tokens: raise it when tokenizers or splits change
+FORMAT = 2  # of the cached tokens: raise it when tokenizers or splits change
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,25 @@ class Split:
     """`chars` and `bytes` (UTF-8) are those of what is predicted: all but the first token, which nothing precedes.
 
     Loss in nats, summed over the predicted tokens and divided by them, is nats a character or a byte.
-    A character counts once its last byte is predicted.
+    A character counts once its last byte is predicted. What follows is known of generated texts only.
     """
 
     tokens: Tensor  # N, uint8 where the vocabulary fits, else int32
     chars: int
     bytes: int
+    starts: Tensor | None = None  # D, int64: index of each document's first token
+    tags: Tensor | None = None  # N, uint8: 0, or 1 + the index into `names` of what the token is an example of
+    logp: Tensor | None = None  # N, float32: the generator's own log-probability, nats
+    names: tuple[str, ...] = ()  # of the tags
+    classes: Tensor | None = None  # V, int64: where a token is right, all tokens of its class are
+
+    @functools.cached_property
+    def longest(self) -> int | None:
+        """Tokens of the longest document; None where no documents are known."""
+        if self.starts is None:
+            return None
+        ends_D = torch.cat([self.starts[1:], torch.tensor([len(self.tokens)])])
+        return int((ends_D - self.starts).max()) if len(self.starts) else 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +72,13 @@ def load_corpus(data: Data, tokenizer: Tokenizer | None = None) -> Corpus:
     try:
         tokenizer, splits = _unpack(path.read_bytes())
     except Exception:  # missing, cut short, changed or old: all the same, it is made again
-        parts = cut(whole, data.split)
-        tokenizer = tokenizer or make(data, whole, parts["train"])
-        splits = {name: _split(part, tokenizer) for name, part in parts.items()}
+        if data.name in GENERATED and (tokenizer.kind if tokenizer else data.tokenizer) == "word":
+            tokenizer = tokenizer or WordTokenizer(generated.words(data))
+            splits = _generated_splits(data, tokenizer)
+        else:
+            parts = cut(whole, data.split)
+            tokenizer = tokenizer or make(data, whole, parts["train"])
+            splits = {name: _split(part, tokenizer) for name, part in parts.items()}
         store.write(path, _pack(tokenizer, splits))
     return Corpus(data.name, sha256, tokenizer, splits)
 
@@ -89,12 +107,20 @@ def check_lengths(corpus: Corpus, seq_len: int) -> None:
             )
 
 
-def random_batch(tokens_N: Tensor, seq_len: int, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def random_batch(split: Split, seq_len: int, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Windows drawn uniformly, with replacement, and the same ones a token later: x_BT and y_BT, int64.
 
     They start at 0 to N - seq_len - 1 inclusive, so the first and the last token are reached too; needs N > seq_len.
+    In a generated text whose documents fit into a window they start where a document does.
     """
-    start_B = torch.randint(len(tokens_N) - seq_len, (batch_size,), generator=generator, device=generator.device)
+    tokens_N = split.tokens
+    n = len(tokens_N) - seq_len
+    starts_D = None
+    if split.starts is not None and (split.longest or 0) <= seq_len:
+        starts_D = split.starts[: int(torch.searchsorted(split.starts, n))]
+        n = len(starts_D)
+    start_B = torch.randint(n, (batch_size,), generator=generator, device=generator.device)
+    start_B = start_B if starts_D is None else starts_D[start_B]
     window_BT1 = tokens_N.unfold(0, seq_len + 1, 1).index_select(0, start_B.to(tokens_N.device)).long()
     return window_BT1[:, :-1], window_BT1[:, 1:]
 
@@ -106,17 +132,46 @@ def _split(part: str, by: Tokenizer) -> Split:
     return Split(torch.from_numpy(ids), chars=len(part) - whole_chars, bytes=len(part.encode("utf-8")) - len(first))
 
 
+def _generated_splits(data: Data, by: Tokenizer) -> dict[str, Split]:
+    """By the generator itself, which knows what no text says; `by` may have its words in another order, and more."""
+    id_of_word = by.encode(" ".join(generated.words(data))).astype(np.int64)
+    classes_V = torch.full((by.vocab_size,), -1)
+    classes_V[torch.from_numpy(id_of_word)] = torch.tensor(generated.classes(data))
+    sizes_V = np.array([len(by.token_bytes(i)) for i in range(by.vocab_size)])
+    out = {}
+    for name, part in generated.generate(data).items():
+        ids_N = id_of_word[part.ids].astype(np.uint8 if by.vocab_size <= 256 else np.int32)
+        size = int(sizes_V[ids_N[1:]].sum())  # words are ASCII: a byte is a character
+        starts, tags, logp = (torch.from_numpy(a) for a in (part.starts, part.tags, part.logp))
+        names = generated.LANGUAGES[data.name].tags
+        out[name] = Split(torch.from_numpy(ids_N), size, size, starts, tags, logp, names, classes_V)
+    return out
+
+
+_ARRAYS = ("tokens", "starts", "tags", "logp", "classes")
+
+
 def _pack(by: Tokenizer, splits: dict[str, Split]) -> bytes:
     """An .npz file: a zip, which checks its own content by CRC when it is read."""
-    meta = {"tokenizer": by.to_dict(), "counts": {name: (s.chars, s.bytes) for name, s in splits.items()}}
-    arrays: dict[str, Any] = {name: s.tokens.numpy() for name, s in splits.items()}
+    plain = {name: {"chars": s.chars, "bytes": s.bytes, "names": s.names} for name, s in splits.items()}
+    arrays: dict[str, Any] = {
+        f"{name}.{what}": array.numpy()
+        for name, s in splits.items()
+        for what in _ARRAYS
+        if (array := getattr(s, what)) is not None
+    }
     file = io.BytesIO()
-    np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
+    np.savez(file, meta=np.array(json.dumps({"tokenizer": by.to_dict(), "splits": plain})), **arrays)
     return file.getvalue()
 
 
 def _unpack(content: bytes) -> tuple[Tokenizer, dict[str, Split]]:
+    splits = {}
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         meta = json.loads(str(arrays["meta"]))
-        splits = {name: Split(torch.from_numpy(arrays[name]), *counts) for name, counts in meta["counts"].items()}
+        for name, plain in meta["splits"].items():
+            found: dict[str, Any] = {
+                a: torch.from_numpy(arrays[f"{name}.{a}"]) for a in _ARRAYS if f"{name}.{a}" in arrays
+            }
+            splits[name] = Split(**found, **plain | {"names": tuple(plain["names"])})
     return from_dict(meta["tokenizer"]), splits

@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, bytes or BPE. A run keeps its own tokenizer, as tokenizer.json."""
+"""Text to token ids and back: characters, bytes, BPE or words. A run keeps its own tokenizer, as tokenizer.json."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from toymha.config import Data
+from toymha.data.documents import spelled
 from toymha.schema import UserError
 
 
 class Tokenizer:
-    """What the three have in common. Ids are 0 to `vocab_size` - 1; token i stands for the bytes `token_bytes(i)`."""
+    """What they have in common. Ids are 0 to `vocab_size` - 1; token i stands for the bytes `token_bytes(i)`."""
 
     kind: str
     vocab_size: int
@@ -156,10 +157,46 @@ class BPETokenizer(Tokenizer):
         return {"kind": self.kind, "state": self.state}
 
 
+class WordTokenizer(Tokenizer):
+    """A token is a word of a generated text with the white space behind it. Each document is a line."""
+
+    kind = "word"
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+        self.vocab_size = len(words)
+        self._id_of = {w: i for i, w in enumerate(words)}
+
+    def encode(self, text: str) -> np.ndarray:
+        in_words = text.split()
+        try:
+            return np.array([self._id_of[w] for w in in_words], self._dtype())
+        except KeyError:
+            unknown = sorted(set(in_words) - set(self.words))
+            raise UserError(
+                f"{len(unknown)} words are not among the {self.vocab_size} of this vocabulary: "
+                + ", ".join(map(repr, unknown[:10]))
+                + (", ..." if len(unknown) > 10 else "")
+            ) from None
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return spelled([self.words[i] for i in np.asarray(ids).tolist()])
+
+    def token_bytes(self, i: int) -> bytes:
+        return f"{self.words[i]} ".encode()  # before a new document the space is a line end, which is one byte too
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "words": self.words}
+
+    def labels(self) -> list[str]:
+        return list(self.words)
+
+
 TOKENIZERS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "char": lambda d: CharTokenizer(d["symbols"]),
     "byte": lambda d: ByteTokenizer(),
     "bpe": lambda d: BPETokenizer(d["state"]),
+    "word": lambda d: WordTokenizer(d["words"]),
 }
 
 

@@ -1,16 +1,20 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2) with the switches that the laboratory turns.
 
 Axes: B batch, T query positions, S key positions, C dim, H query heads, G key/value heads, R = H / G query heads that
-share one, D head_dim (of values: Dv). Query head h reads key/value head h // R.
+share one, D head_dim (of values: Dv). Query head h reads key/value head h // R. Without a cache S = T; with one the T
+queries are the last of S = past + T positions.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha.config import Config
+from toymha.model.cache import LayerCache
 from toymha.model.parts import rotate
 
 
@@ -28,18 +32,25 @@ class Attention(nn.Module):
         self.causal, self.dropout, self.tied = c.causal, c.attn_dropout, c.tied_heads
         self.scale = {"head_dim": c.D**-0.5, "dim": c.dim**-0.5, "none": 1.0}[c.score_scale]
         # Tied heads own one slice of each matrix; the others of H and G are that slice again.
-        q_heads, kv_heads = (1, 1) if c.tied_heads else (self.H, self.G)
+        q_heads, self.kv_heads = (1, 1) if c.tied_heads else (self.H, self.G)
         self.w_q = nn.Linear(c.dim, q_heads * self.D, bias=c.qkv_bias)
-        self.w_k = nn.Linear(c.dim, kv_heads * self.D, bias=c.qkv_bias)
-        self.w_v = nn.Linear(c.dim, kv_heads * self.Dv, bias=c.qkv_bias)
+        self.w_k = nn.Linear(c.dim, self.kv_heads * self.D, bias=c.qkv_bias)
+        self.w_v = nn.Linear(c.dim, self.kv_heads * self.Dv, bias=c.qkv_bias)
         self.w_o = nn.Linear(self.H * self.Dv, c.dim, bias=c.bias) if c.w_o else None
         self.scores, self.pattern, self.z = nn.Identity(), nn.Identity(), nn.Identity()
 
-    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """x_BTC -> what this layer adds to the residual stream. `rope`: the tables of `parts.rotary_tables`."""
+    def forward(
+        self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x_BTC -> what this layer adds to the residual stream.
+
+        `rope`: the rows of `parts.rotary_tables` at these T positions. `cache`: what came before; it grows by T.
+        """
         q_BHTD, k_BGSD, v_BGSD = self.project(x_BTC)
         if rope is not None:
             q_BHTD, k_BGSD = rotate(q_BHTD, *rope), rotate(k_BGSD, *rope)
+        if cache is not None:
+            k_BGSD, v_BGSD = cache.extend(k_BGSD, v_BGSD)
         if self.tied:
             q_BHTD = q_BHTD.expand(-1, self.H, -1, -1)
         attend = self.fused if self.can_fuse() else self.explicit
@@ -68,10 +79,20 @@ class Attention(nn.Module):
 
     def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
         """The same in one kernel, which knows the causal mask and needs no T x S tensor."""
+        attend = partial(F.scaled_dot_product_attention, scale=self.scale, enable_gqa=True)
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(
-            q_BHTD, k_BGSD, v_BGSD, is_causal=self.causal, scale=self.scale, dropout_p=dropout, enable_gqa=True
-        )
+        B, H, T, D = q_BHTD.shape
+        G, S = k_BGSD.shape[1:3]
+        if T == S:
+            return attend(q_BHTD, k_BGSD, v_BGSD, is_causal=self.causal, dropout_p=dropout)
+        if T == 1:
+            # The newest token sees everything. Where heads share keys the kernel would read these once for each head;
+            # the R query heads of a group as R queries of one head read them once, which is the point of sharing.
+            q_BGRD = q_BHTD.reshape(B, G, H // G, D)
+            return attend(q_BGRD, k_BGSD, v_BGSD, dropout_p=dropout).reshape(B, H, 1, self.Dv)
+        # The kernel's own mask is for queries that start where the keys start: these see keys 0 to past + t.
+        seen_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device).tril_(S - T)
+        return attend(q_BHTD, k_BGSD, v_BGSD, attn_mask=seen_TS, dropout_p=dropout)
 
     def explicit(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
         """The equation, step by step; every tensor of it can be tapped."""
@@ -87,3 +108,12 @@ class Attention(nn.Module):
     def share(self, x_BGSD: Tensor) -> Tensor:
         """Each key/value head for the R query heads that read it: (B, G, S, D) -> (B, H, S, D)."""
         return x_BGSD.repeat_interleave(self.H // x_BGSD.shape[1], dim=1)
+
+    def make_cache(self, batch_size: int, length: int, dtype: torch.dtype) -> LayerCache:
+        """Room for the keys and values of `length` tokens, on the device of the weights."""
+        device = self.w_k.weight.device
+        k_BGSD, v_BGSD = (
+            torch.empty(batch_size, self.kv_heads, length, width, dtype=dtype, device=device)
+            for width in (self.D, self.Dv)
+        )
+        return LayerCache(k_BGSD, v_BGSD)

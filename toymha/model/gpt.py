@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from toymha.config import Config
 from toymha.model.attention import Attention
+from toymha.model.cache import KVCache, LayerCache
 from toymha.model.parts import MLPS, NORMS, rotary_tables, sinusoid_table
+from toymha.schema import UserError
 from toymha.seeds import stream
 
 
@@ -25,11 +27,11 @@ class Block(nn.Module):
         self.norm_attn, self.attn = norm(c.dim, c.bias), Attention(c)
         self.norm_mlp, self.mlp = norm(c.dim, c.bias), MLPS[c.mlp](c)
 
-    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None) -> Tensor:
         if self.pre:
-            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope))
+            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope, cache))
             return x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC)))
-        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope)))
+        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope, cache)))
         return self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC)))
 
     def drop(self, x: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ class GPT(nn.Module):
     def __init__(self, c: Config, vocab_size: int) -> None:
         """`vocab_size`: what the data has; `c.vocab_size` may be larger."""
         super().__init__()
-        self.seq_len, self.pos, self.dropout = c.seq_len, c.pos, c.resid_dropout
+        self.seq_len, self.pos, self.causal, self.dropout = c.seq_len, c.pos, c.causal, c.resid_dropout
         V = c.vocab_size or vocab_size
         self.embed = nn.Embedding(V, c.dim)
         if c.pos == "learned":
@@ -95,22 +97,46 @@ class GPT(nn.Module):
                 std /= math.sqrt(2 * c.n_layer)
             p.copy_(torch.randn(p.shape, generator=stream(c.seed_of_init, "init", name)) * std)
 
-    def forward(self, idx_BT: Tensor) -> Tensor:
-        """idx_BT (int64, T <= seq_len) -> logits_BTV."""
-        return F.linear(self.hidden(idx_BT), (self.head or self.embed).weight)
+    def forward(self, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+        """idx_BT (int64, T <= seq_len) -> logits_BTV.
 
-    def hidden(self, idx_BT: Tensor) -> Tensor:
-        """idx_BT -> the residual stream after the last block and norm, x_BTC."""
-        T = idx_BT.shape[1]
+        With a cache the tokens continue those that it has read (all together at most seq_len), and it reads them too.
+        Raises UserError when they do not fit.
+        """
+        return F.linear(self.hidden(idx_BT, cache), (self.head or self.embed).weight)
+
+    def hidden(self, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+        """idx_BT -> the residual stream after the last block and norm, x_BTC. `cache` as in `forward`."""
+        past = 0
+        if cache is not None:
+            cache.check(idx_BT)
+            past = cache.length
+        here = slice(past, past + idx_BT.shape[1])
         x_BTC = self.embed(idx_BT)
         if self.pos == "learned":
-            x_BTC = x_BTC + self.embed_pos.weight[:T]
+            x_BTC = x_BTC + self.embed_pos.weight[here]
         elif (
             self.pos == "sinusoidal"
         ):  # Vaswani et al. 2017, section 3.4: tokens are scaled up to the size of the table
-            x_BTC = x_BTC * math.sqrt(x_BTC.shape[-1]) + self.sinusoid_TC[:T]
-        rope = (self.cos_TD[:T], self.sin_TD[:T]) if self.pos == "rope" else None
+            x_BTC = x_BTC * math.sqrt(x_BTC.shape[-1]) + self.sinusoid_TC[here]
+        rope = (self.cos_TD[here], self.sin_TD[here]) if self.pos == "rope" else None
         x_BTC = F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC
-        for block in self.blocks:
-            x_BTC = block(x_BTC, rope)
+        for i, block in enumerate(self.blocks):
+            x_BTC = block(x_BTC, rope, None if cache is None else cache.layers[i])
         return self.norm(x_BTC)
+
+    def make_cache(self, batch_size: int, length: int | None = None) -> KVCache:
+        """An empty cache for `batch_size` sequences of up to `length` tokens (seq_len by default).
+
+        In the precision in force: that of autocast where it is on, else that of the weights. Raises UserError for a
+        model that sees the future, and for more tokens than the model has positions.
+        """
+        if not self.causal:
+            raise UserError("causal=false: each new token changes what earlier ones see, so nothing can be cached")
+        length = self.seq_len if length is None else length
+        if length > self.seq_len:
+            raise UserError(f"a cache of {length} tokens is longer than the model's context, seq_len={self.seq_len}")
+        weight = self.embed.weight
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return KVCache([block.attn.make_cache(batch_size, length, dtype) for block in self.blocks])  # type: ignore[operator, union-attr]

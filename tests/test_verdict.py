@@ -1,0 +1,212 @@
+"""From made-up runs to verdicts: each kind of check, what is unfinished, what was unequal, what changed nothing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+
+from toymha import caveats
+from toymha.metrics import METRICS, Result, metric
+from toymha.report import Report
+from toymha.schema import UserError
+from toymha.statement import Sweep
+from toymha.verdict import judge
+
+NOISE = (0.000, 0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005, 0.0015)  # the same for all settings: pairs cancel it
+WOBBLE = (0.0002, -0.0001, 0.0, 0.0001, -0.0002, 0.0001, -0.0001, 0.0)  # what pairs leave
+
+
+def result(seed: int = 0, loss: float | None = None, status: str = "done", summary=None, **values) -> Result:
+    """A run as reports see it; keyword arguments are its settings (`optim__lr` for optim.lr)."""
+    values = {k.replace("__", "."): v for k, v in values.items()}
+    numbers = {"status": status, "parameters": 1000, "flops_per_token": 6000, "tokens_trained": 100, "seconds": 1.0}
+    if loss is not None:
+        score = {"loss": loss, "ppl": math.exp(loss), "bits_per_char": loss / math.log(2)}
+        numbers |= {"val": score, "test": score, "best": score | {"step": 1}, "unigram_loss": 3.0}
+    about = {"values": {"seed": seed, "data.sha256": "x", **values}, "choices": {"model": "mha"}}
+    return Result(Path("run"), about, numbers | (summary or {}))
+
+
+def runs_of(key: str, losses: dict, seeds: int = 5, **more) -> list[Result]:
+    """Runs of each value of a key, with the noise of their seeds."""
+    return [
+        result(s, loss + NOISE[s] * 20 + WOBBLE[s] * (i + 1), **{key: v}, **more)
+        for i, (v, loss) in enumerate(losses.items())
+        for s in range(seeds)
+    ]
+
+
+def sweep(**check) -> Sweep:
+    checks = [{"that": "b against a", "value": {"k": "b"}, "against": {"k": "a"}} | check]
+    return Sweep(name="s", question="?", statement="b differs from a", axes={"k": ["a", "b"]}, checks=checks)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "word"),
+    [
+        (-0.05, None, -0.01, "supported"),
+        (-0.005, None, -0.01, "refuted"),  # there, but smaller than is of interest
+        (+0.05, None, -0.01, "refuted"),
+        (-0.01, None, -0.01, "undecided"),  # on the bound
+        (0.3, 0.2, 0.5, "supported"),
+        (0.15, 0.2, 0.5, "refuted"),
+        (0.7, 0.2, 0.5, "refuted"),
+        (0.0, -0.01, 0.01, "supported"),
+        (0.02, -0.01, 0.01, "refuted"),
+    ],
+)
+def test_a_claim_is_a_region(difference, low, high, word):
+    """Inside it is supported, outside refuted, and pairs see through noise that is much larger than the difference."""
+    verdict = judge(sweep(low=low, high=high), runs_of("k", {"a": 2.0, "b": 2.0 + difference}))
+    assert verdict.word == word
+    (f,) = verdict.findings
+    assert f.n == 5 and f.difference == pytest.approx(difference, abs=1e-9)
+    assert f.low < difference < f.high and f.bootstrap[0] < difference < f.bootstrap[1]
+    assert f.perplexity() == pytest.approx(100 * (math.exp(f.difference) - 1))
+
+
+def test_one_seed_gives_a_number_and_no_verdict():
+    verdict = judge(sweep(high=-0.01), runs_of("k", {"a": 2.0, "b": 1.0}, seeds=1))
+    (f,) = verdict.findings
+    assert (
+        verdict.word == "undecided"
+        and f.difference == pytest.approx(-1, abs=1e-3)
+        and math.isnan(f.low)
+        and "one seed" in f.text()
+    )
+
+
+def test_how_many_seeds_would_decide():
+    """A difference half a bound away with wide noise: more seeds are named, and enough of them would do."""
+    noisy = [result(s, 2.0 + 0.1 * (v == "b") + 0.2 * (-1) ** s * (v == "b"), k=v) for v in "ab" for s in range(4)]
+    verdict = judge(sweep(low=0.05), noisy)
+    assert verdict.word == "undecided" and verdict.seeds_needed > 4
+    many = [
+        result(s, 2.0 + 0.1 * (v == "b") + 0.2 * (-1) ** s * (v == "b"), k=v)
+        for v in "ab"
+        for s in range(verdict.seeds_needed + 20)
+    ]
+    assert judge(sweep(low=0.05), many).word == "supported"
+
+
+def test_unfinished_runs_are_counted_and_never_averaged():
+    runs = [*runs_of("k", {"a": 2.0, "b": 2.1}), result(7, status="diverged", k="b"), result(7, 2.0, k="a")]
+    (f,) = judge(sweep(low=0.05), runs).findings
+    assert f.n == 5 and any("1/6 diverged" in note for note in f.notes)
+    (f,) = judge(sweep(low=0.05), [result(0, 2.0, k="a")]).findings
+    assert f.n == 0 and f.verdict == "undecided" and any("no runs yet" in note for note in f.notes)
+
+
+def test_slices_are_judged_apart():
+    """What holds with one recipe and fails with another is refuted, and the verdict says on what it turns."""
+    runs = runs_of("k", {"a": 2.0, "b": 1.9}, pos="rope") + runs_of("k", {"a": 2.0, "b": 2.1}, pos="learned")
+    s = sweep(high=-0.01)
+    verdict = judge(Sweep(**{**vars(s), "slices": ["pos"]}), runs)
+    assert [f.verdict for f in verdict.findings] == ["supported", "refuted"]
+    assert verdict.word == "refuted" and verdict.turns_on == "supported with pos=rope; refuted with pos=learned"
+
+
+def test_a_difference_of_differences():
+    """What b changes at depth 6 minus what it changes at depth 2."""
+    runs = runs_of("k", {"a": 2.0, "b": 2.3}, n_layer=6) + runs_of("k", {"a": 2.0, "b": 2.1}, n_layer=2)
+    s = sweep(value={"k": "b", "n_layer": 6}, against={"k": "a", "n_layer": 6}, minus={"n_layer": 2}, low=0.1)
+    (f,) = judge(s, runs).findings
+    assert f.difference == pytest.approx(0.2, abs=1e-3) and f.verdict == "supported"
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([2.0, 1.9, 1.8, 1.9, 2.0], "supported"),
+        ([2.0, 1.9, 1.8, 1.7, 1.6], "refuted"),  # the last is the best
+        ([1.6, 1.7, 1.8, 1.9, 2.0], "refuted"),  # the first is
+        ([2.0, 2.0, 1.999, 2.0, 2.0], "refuted"),  # smaller than is of interest
+    ],
+)
+def test_the_best_lies_inside(losses, word):
+    values = [1, 2, 4, 8, 16]
+    s = sweep(value={"n_head": values}, against={}, best="inside", low=0.005)
+    verdict = judge(s, runs_of("n_head", dict(zip(values, losses))))
+    assert verdict.word == word, verdict.text()
+
+
+def test_an_inside_best_needs_evidence():
+    """Noise that differs between settings leaves it undecided."""
+    values = [1, 2, 4]
+    wild = itertools.cycle([0.3, -0.2, 0.1, -0.3, 0.25, -0.1, 0.05])
+    runs = [result(s, 2.0 + next(wild), n_head=v) for v in values for s in range(5)]
+    s = sweep(value={"n_head": values}, against={}, best="inside", low=0.005)
+    assert judge(s, runs).word == "undecided"
+
+
+def test_ratios_are_told_in_percent():
+    """Half the speed is -50 %, and the claim is in percent too."""
+    runs = [
+        result(s, 2.0, k=v, summary={"tokens_per_s": t * (1 + 0.01 * s)})
+        for v, t in (("a", 100), ("b", 50))
+        for s in range(3)
+    ]
+    (f,) = judge(sweep(metric="tokens_per_s", low=-55, high=-45), runs).findings
+    assert f.metric.told(f.difference) == pytest.approx(-50) and f.verdict == "supported" and "-50.0 [" in f.text()
+    (f,) = judge(sweep(metric="tokens_per_s", low=-45), runs).findings
+    assert f.verdict == "refuted"
+
+
+@pytest.mark.parametrize("name", ["ppl", "tokens_per_s", "test_loss", "stalled"])
+@pytest.mark.parametrize("told", [-60.0, -0.5, 0.0, 3.0, 150.0])
+def test_told_and_scaled_are_inverse(name, told):
+    assert METRICS[name].told(METRICS[name].scaled(told)) == pytest.approx(told)
+
+
+def test_what_is_counted_needs_one_run():
+    runs = [result(0, 2.0, k="a", summary={"kv_bytes": 800}), result(0, 2.0, k="b", summary={"kv_bytes": 100})]
+    (f,) = judge(sweep(metric="kv_bytes", low=-88, high=-87), runs).findings
+    assert f.verdict == "supported" and f.metric.told(f.difference) == pytest.approx(-87.5)
+
+
+def test_shares_of_runs():
+    """5 of 5 against 0 of 5 diverged is a finding, 1 of 5 is none; diverged runs count here."""
+    good = [result(s, 2.0, k="a") for s in range(5)]
+    bad = [result(s, status="diverged", k="b") for s in range(5)]
+    (f,) = judge(sweep(metric="stalled", low=1), good + bad).findings
+    assert f.verdict == "supported" and f.p == pytest.approx(2 / 252) and f.difference == 1.0
+    one = [result(s, 2.0 + (s == 0), k="b") for s in range(5)]  # 3.0 is what frequencies alone give
+    (f,) = judge(sweep(metric="stalled", low=1), good + one).findings
+    assert f.verdict == "undecided" and any("1/5 against 0/5" in n for n in f.notes)
+
+
+def test_metrics_by_relation():
+    parts = {"topic": {"loss": 0.7, "floor": 0.0, "right": 0.5, "accuracy": 0.6}}
+    r = result(0, 2.0, summary={"learned": {"topic": None}, "test": {"loss": 2.0, "parts": parts}})
+    assert [metric(f"{k}/topic").of(r) for k in ("loss", "right", "accuracy", "learned")] == [0.7, 0.5, 0.6, 0.0]
+    assert metric("loss/nothing").of(r) is None
+    with pytest.raises(UserError, match="did you mean test_loss"):
+        metric("tset_loss")
+
+
+def test_unequal_budgets_are_told():
+    """More than 1 % of difference in parameters or compute, within a slice, unless it was made equal."""
+    s = sweep(low=0)
+    same = runs_of("k", {"a": 2.0, "b": 2.0})
+    assert caveats.warnings_of(s, same) == []
+    unequal = [result(0, 2.0, k="a"), result(0, 2.0, k="b", summary={"parameters": 1020})]
+    (warning,) = caveats.warnings_of(s, unequal)
+    assert "parameters by up to 2%" in warning
+    apart = [result(0, 2.0, k="a", pos="x"), result(0, 2.0, k="a", pos="y", summary={"parameters": 2000})]
+    assert caveats.warnings_of(Sweep(**{**vars(s), "slices": ["pos"]}), apart) == []
+
+
+def test_settings_that_begin_alike_are_inert():
+    rows = [{"step": 0, "loss/val": 4.2}, {"step": 10, "loss/train": 3.1, "grad_norm": 0.5}]
+    other = [rows[0], {"step": 10, "loss/train": 3.1000001, "grad_norm": 0.5}]
+    assert len(caveats.inert([("k=a", "k=b", rows, list(rows))])) == 1
+    assert caveats.inert([("k=a", "k=b", rows, other)]) == []
+    assert caveats.inert([("k=a", "k=b", [], [])]) == []  # nothing has been logged yet
+
+
+def test_a_folder_that_is_no_sweep_has_no_verdict(tmp_path):
+    with pytest.raises(UserError, match="no runs"):
+        Report.load(tmp_path)

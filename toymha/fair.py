@@ -1,0 +1,66 @@
+"""Fair comparisons: settings that get the same number of parameters or the same compute as a reference. No torch.
+
+Parameters are made equal by the width of the MLP, which no statement here is about; compute by the number of steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from toymha import cost
+from toymha.compose import Experiment, Point
+from toymha.config import REPLICATES, Config
+from toymha.data import text
+from toymha.schema import UserError
+from toymha.statement import Sweep
+
+
+def equalise(experiment: Experiment) -> Experiment:
+    """The experiment as its sweep wants it compared. Raises UserError where no size makes a setting equal."""
+    sweep = experiment.sweep
+    if sweep is None or sweep.compare not in SOLVERS:
+        return experiment
+    solve, points = SOLVERS[sweep.compare], []
+    for p in experiment.points:
+        reference = experiment.vary(p, reference_of(sweep, experiment.points)).config
+        solved = solve(p, reference, text.vocab_size(p.config.data))
+        points.append(experiment.vary(p, solved) if solved else p)
+    return dataclasses.replace(experiment, points=points)
+
+
+def reference_of(sweep: Sweep, points: list[Point]) -> dict[str, Any]:
+    """The keys that are laid over a setting to get the one that it shall be equal to."""
+    if sweep.reference is not None:
+        return sweep.reference
+    return {k: v for k, v in points[0].swept.items() if k not in (*sweep.slices, *REPLICATES)}
+
+
+def equal_parameters(p: Point, reference: Config, vocab_size: int) -> dict[str, Any]:
+    """d_ff such that the parameters are those of the reference, as nearly as whole numbers can."""
+
+    def count(c: Config) -> int:
+        return sum(cost.parameters(c, vocab_size).values())
+
+    c = p.config
+    per_unit = count(dataclasses.replace(c, d_ff=c.F + 1)) - count(c)
+    d_ff = c.F + round((count(reference) - count(c)) / per_unit)
+    if d_ff < 1:
+        raise UserError(f"{p.label}: no width of the MLP gives it the {count(reference):,} parameters of the reference")
+    return {} if d_ff == c.F else {"d_ff": d_ff}
+
+
+def equal_flops(p: Point, reference: Config, vocab_size: int) -> dict[str, Any]:
+    """Steps such that training takes the FLOPs of the reference."""
+
+    def per_step(c: Config) -> float:
+        return cost.training_flops_per_token(c, vocab_size) * c.tokens_per_step
+
+    c = p.config
+    if reference.max_steps is None:
+        raise UserError("compare=flops needs a budget in steps or tokens")
+    steps = max(1, round(reference.max_steps * per_step(reference) / per_step(c)))
+    return {} if steps == c.max_steps else {"budget.steps": steps, "budget.tokens": None}
+
+
+SOLVERS = {"parameters": equal_parameters, "flops": equal_flops}

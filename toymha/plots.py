@@ -1,0 +1,367 @@
+"""Figures of a page as SVG text: effects with their intervals, and curves. No torch; matplotlib inside functions.
+
+A figure is drawn narrow, so that it is legible on a telephone, and without title and legend: those are HTML beside it,
+where long names wrap. Its text stays text (svg.fonttype none): small files, searchable, and the reader's browser has
+the Chinese characters that matplotlib's fonts lack. The same numbers give the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import textwrap
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toymha import runs
+from toymha.report import Report, Row, Table
+from toymha.verdict import Finding
+
+WIDTH = 400  # of a figure, in the pixels of its text
+MOST_CURVES, MOST_BARS = 12, 40  # in one figure
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333", "#8c564b")  # Okabe, Ito 2008
+VERDICT = {"supported": "#1a7f4b", "refuted": "#b3321f", "undecided": "#8a6100"}
+RIGHT = "relation_right/"  # tags of the probability of the right class
+INK, QUIET, GRID = "#222222", "#666666", "#e4e4e4"
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "toymha",  # else the ids in it are random
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "font.family": "DejaVu Sans",
+    "font.size": 13,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """matplotlib's settings while a figure is made and written, whatever the user's own matplotlibrc says."""
+    import matplotlib
+
+    defaults: Any = {
+        k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")
+    }  # not ours to set
+    with matplotlib.rc_context(defaults | STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # it is only measured here; the browser draws it
+        yield
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of an effect plot, in the unit of its axis; nan where there is nothing to draw."""
+
+    label: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    wide: tuple[float, float] | None = None  # a second interval, drawn thin
+    said: str = ""  # at the right end
+    colour: str = INK
+    filled: bool = True
+
+
+@styled()
+def forest(bars: Sequence[Bar], axis: str, name: str, region: tuple[float, float] | None = None) -> str:
+    """Differences with intervals, one below the other, each under its label; `region`: what is claimed of them."""
+    labels = [shortened(b.label, 28 if b.said else 46) for b in bars]
+    tops = [0.0]
+    for lines in labels:
+        tops.append(tops[-1] + 17 * max(1, len(lines)) + 22)
+    figure, axes = _figure(tops[-1] + 58, left=10, right=10, top=6, bottom=46)
+    axes.set_ylim(tops[-1] + 6, 0)
+    low, high = _span(bars, region)
+    axes.set_xlim(low, high)
+    if region:
+        axes.axvspan(max(region[0], low), min(region[1], high), color="#dcebf7", zorder=0)
+    axes.axvline(0, color=INK, linewidth=1, zorder=1)
+    for b, lines, top in zip(bars, labels, tops):
+        y = top + 17 * max(1, len(lines)) + 10
+        for i, line in enumerate(lines):
+            axes.text(0.005, top + 13 + 17 * i, line, transform=axes.get_yaxis_transform(), color=INK)
+        _at_right(axes, b, top + 13)
+        if math.isfinite(b.value):
+            _bar(axes, b, y)
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks([])
+    axes.set_xlabel(axis)
+    _ticks(axes.xaxis, 5)
+    return svg(figure, name)
+
+
+def _bar(axes: Any, b: Bar, y: float) -> None:
+    for ends, width in ((b.wide, 1), ((b.low, b.high), 3)):
+        if ends and all(map(math.isfinite, ends)):
+            axes.plot(ends, (y, y), color=b.colour, linewidth=width, solid_capstyle="butt", zorder=2)
+            if width == 1:
+                axes.plot(ends, (y, y), "|", color=b.colour, markersize=9, zorder=2)
+    face = b.colour if b.filled else "white"
+    axes.plot([b.value], [y], "o", color=b.colour, markerfacecolor=face, markersize=8, markeredgewidth=1.6, zorder=3)
+
+
+def _at_right(axes: Any, b: Bar, y: float) -> None:
+    if b.said:
+        where = {"transform": axes.get_yaxis_transform(), "horizontalalignment": "right"}
+        axes.text(0.995, y, b.said, color=b.colour if b.colour != INK else QUIET, **where)
+
+
+def _span(bars: Iterable[Bar], region: tuple[float, float] | None) -> tuple[float, float]:
+    """The ends of the axis: all that is finite, and zero, with some air."""
+    numbers = [0.0, *(region or ())]
+    for b in bars:
+        numbers += [b.value, b.low, b.high, *(b.wide or ())]
+    finite = [x for x in numbers if math.isfinite(x)]
+    low, high = min(finite), max(finite)
+    air = 0.08 * (high - low) or 1.0
+    return low - air, high + air
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a row is drawn, in the figure and in the legend beside it."""
+
+    colour: str
+    dash: tuple[int, ...] = ()
+
+
+def styles(rows: Sequence[Row]) -> list[Style]:
+    """A scale of colours where the rows are steps of one number, else colours that are far apart; then dashes."""
+    values = [v for row in rows for v in row.setting.values()]
+    numbers = len(values) == len(rows) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    if not numbers or len(rows) < 3:
+        return [Style(COLOURS[i % len(COLOURS)], (5, 2) if i >= len(COLOURS) else ()) for i in range(len(rows))]
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    scale = colormaps["viridis"]
+    return [Style(to_hex(scale(0.88 * i / (len(rows) - 1))), (5, 2) if i % 2 else ()) for i in range(len(rows))]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number along training: mean, least and most over a row's finished runs; every other run on its own."""
+
+    style: Style
+    steps: list[int] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    loose: list[tuple[list[int], list[float], bool]] = field(default_factory=list)  # steps, values, whether it diverged
+
+    @property
+    def series(self) -> list[tuple[list[int], list[float]]]:
+        drawn = [(self.steps, v) for v in (self.low, self.high)] if self.steps else []
+        return drawn + [(steps, values) for steps, values, _ in self.loose]
+
+
+def curve(row: Row, logged: dict[str, list[dict[str, Any]]], tag: str, style: Style) -> Curve:
+    """`logged`: run folder -> its rows. The mean is over the steps that all finished runs have, so that none drops out
+    of it on the way."""
+    done, loose = [], []
+    for r in row.results:
+        points = {x["step"]: x[tag] for x in logged.get(str(r.path), []) if x.get(tag) is not None}
+        if points and r.done:
+            done.append(points)
+        elif points:
+            loose.append((sorted(points), [points[s] for s in sorted(points)], r.status == "diverged"))
+    steps = sorted(set.intersection(*(set(p) for p in done))) if done else []
+    at = [[p[s] for p in done] for s in steps]
+    return Curve(style, steps, [math.fsum(v) / len(v) for v in at], [*map(min, at)], [*map(max, at)], loose)
+
+
+@styled()
+def curves(lines: Sequence[Curve], axis: str, name: str, height: int, limits: tuple[float, float] | None = None) -> str:
+    """Means with bands; unfinished runs dotted, a cross where one diverged. `limits` of y: else of the later part."""
+    figure, axes = _figure(height, left=60, right=12, top=10, bottom=48)
+    low, high = limits or _later(lines)
+    for c in lines:
+        if c.steps:
+            axes.fill_between(c.steps, c.low, c.high, color=c.style.colour, alpha=0.18, linewidth=0)
+            dash: Any = (0, c.style.dash) if c.style.dash else "-"
+            alone = {"marker": "o"} if len(c.steps) == 1 else {}
+            axes.plot(c.steps, c.mean, color=c.style.colour, linestyle=dash, linewidth=1.8, **alone)
+        for steps, values, diverged in c.loose:
+            axes.plot(steps, values, color=c.style.colour, linestyle=":", linewidth=1.2)
+            if diverged:
+                end = min(max(values[-1], low), high)
+                axes.plot(steps[-1:], [end], "x", color=c.style.colour, markersize=8, clip_on=False)
+    axes.set_ylim(low, high)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel(axis)
+    axes.grid(axis="y", color=GRID)
+    axes.set_axisbelow(True)
+    _ticks(axes.xaxis, 5)
+    _ticks(axes.yaxis, 6)
+    return svg(figure, name)
+
+
+def _later(lines: Sequence[Curve]) -> tuple[float, float]:
+    """Limits that show what comes after the first fifth of training: the fall before it would flatten all the rest."""
+    series = [s for c in lines for s in c.series[:2] if c.steps] or [s for c in lines for s in c.series]
+    begin = max((steps[-1] for steps, _ in series), default=0) / 5
+    values = [v for steps, vs in series for s, v in zip(steps, vs) if s >= begin or len(steps) == 1]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    air = 0.05 * (high - low) or 0.5
+    return low - air, high + air
+
+
+# The figures of a report
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure with what stands above and below it."""
+
+    title: str
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """All figures of a report; `legend`: name and style of each row in the curves."""
+
+    effects: list[Picture]
+    losses: list[Picture]
+    relations: list[Picture]
+    legend: list[tuple[str, Style]]
+    left_out: int  # rows without curves
+
+
+def pictures(report: Report) -> Pictures:
+    """Draw them. Of the runs' logs, those of the drawn rows are read, once."""
+    rows = report.table.rows[:MOST_CURVES]
+    logged = {str(r.path): runs.Run(r.path, None).rows() for row in rows for r in row.results}  # type: ignore[arg-type]
+    style = styles(rows)
+    effects = [*_effects(report.table), *_checks(report.verdict.findings if report.verdict else [])]
+    losses = _losses([curve(row, logged, "loss/val", s) for row, s in zip(rows, style)])
+    relations = _relations(report.table, rows, logged, style)
+    legend = [(row.name, s) for row, s in zip(rows, style)] if losses or relations else []
+    return Pictures(effects, losses, relations, legend, len(report.table.rows) - len(rows))
+
+
+def _effects(table: Table) -> list[Picture]:
+    """Each row's difference to its baseline."""
+    bars = []
+    for row, d in list(zip(table.rows, table.differences))[:MOST_BARS]:
+        if d is None:
+            bars.append(Bar(row.name, 0.0, said="baseline", colour=QUIET, filled=False))
+        elif d["pairs"] < 2:
+            bars.append(Bar(row.name, d["difference"], said="one seed" if d["pairs"] else "no pairs", filled=False))
+        else:
+            wide = None if d["bootstrap_low"] is None else (d["bootstrap_low"], d["bootstrap_high"])
+            ends = (d["difference_low"], d["difference_high"])
+            bars.append(Bar(row.name, d["difference"], *ends, wide, filled=d["p_holm"] < 0.05))
+    if not any(math.isfinite(b.value) for b, d in zip(bars, table.differences) if d):
+        return []
+    m = table.metric
+    caption = (
+        "Thick: 95 % t interval, paired by seed. Thin: bootstrap, from five seeds on. Filled: p < 0.05 after Holm."
+    )
+    if len(table.rows) > MOST_BARS:
+        caption += f" The first {MOST_BARS} of {len(table.rows)} rows; the table has all of them."
+    what = "loss" if m.unit == "nats" else "bits a character"
+    drawn = forest(bars, f"difference in {what} ({m.unit}); left is better", "effects")
+    return [Picture(f"{m.label[0].upper()}{m.label[1:]}, difference to the baseline", drawn, caption)]
+
+
+def _checks(findings: Sequence[Finding]) -> list[Picture]:
+    """A figure for each check, a line for each slice, over the region that the statement claims."""
+    by_check: dict[str, list[Finding]] = {}
+    for f in findings:
+        by_check.setdefault(f.that, []).append(f)
+    out = []
+    for i, (that, group) in enumerate(by_check.items(), 1):
+        m, first = group[0].metric, group[0]
+        bars = []
+        for f in group[:MOST_BARS]:
+            value, *ends = map(m.told, (f.difference, f.low, f.high))
+            bars.append(Bar(f.place, value, ends[0], ends[1], _told(f), f.verdict, VERDICT[f.verdict]))
+        low, high = (m.told(x) if math.isfinite(x) else x for x in (first.claim_low, first.claim_high))
+        unit = "%" if m.ratio else "percentage points" if m.share else m.unit or "0 to 1"
+        caption = f"{m.label[0].upper()}{m.label[1:]}. Shaded: what is claimed, {first.claim()}."
+        if any(math.isfinite(b.value) for b in bars):
+            out.append(Picture(that, forest(bars, f"difference ({unit})", f"check{i}", (low, high)), caption))
+    return out
+
+
+def _told(f: Finding) -> tuple[float, float] | None:
+    return f.bootstrap and (f.metric.told(f.bootstrap[0]), f.metric.told(f.bootstrap[1]))
+
+
+def _losses(lines: Sequence[Curve]) -> list[Picture]:
+    if not any(c.series for c in lines):
+        return []
+    caption = "Lines: mean over finished runs. Bands: from the lowest to the highest seed."
+    if any(c.loose for c in lines):
+        caption += " Dotted: runs that are not finished, one by one; a cross where one diverged."
+    caption += " The frame fits what comes after the first fifth of training."
+    return [Picture("Validation loss during training", curves(lines, "loss (nats a token)", "losses", 300), caption)]
+
+
+def _relations(
+    table: Table, rows: Sequence[Row], logged: dict[str, list[dict[str, Any]]], style: Sequence[Style]
+) -> list[Picture]:
+    """How the probability of the right class grows, a figure for each relation."""
+    tags = dict.fromkeys(t for lines in logged.values() for x in lines for t in x if t.startswith(RIGHT))
+    out = []
+    for i, tag in enumerate(tags, 1):
+        name = tag.removeprefix(RIGHT)
+        lines = [curve(row, logged, tag, s) for row, s in zip(rows, style)]
+        floor = next((f for row in rows if (f := row.mean(table.split, "parts", name, "floor")) is not None), None)
+        caption = "Probability of the right class."
+        caption += "" if floor is None else f" Floor of its loss: {floor:.3f} nats."
+        if any(c.series for c in lines):
+            drawn = curves(lines, "probability", f"relation{i}", 220, (-0.03, 1.03))
+            out.append(Picture(name, drawn, caption))
+    return out
+
+
+# Text and SVG
+
+
+def shortened(text: str, width: int, lines: int = 2) -> list[str]:
+    """Text in at most so many lines; a Chinese character is two wide. What is left out is an ellipsis."""
+    wide = sum(unicodedata.east_asian_width(ch) in "WF" for ch in text)
+    columns = max(8, width * len(text) // (len(text) + wide)) if text else width
+    out = textwrap.wrap(text, columns, break_on_hyphens=False)
+    return out if len(out) <= lines else [*out[: lines - 1], out[lines - 1][: columns - 1] + "…"]
+
+
+def _figure(height: float, left: float, right: float, top: float, bottom: float) -> tuple[Any, Any]:
+    """A figure with one pair of axes, margins in pixels. Not by pyplot, which would keep it open."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    box = (left / WIDTH, bottom / height, 1 - (left + right) / WIDTH, 1 - (top + bottom) / height)
+    return figure, figure.add_axes(box)
+
+
+def _ticks(axis: Any, most: int) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}".replace("-", "\N{MINUS SIGN}")))
+    axis.set_tick_params(length=3)
+
+
+def svg(figure: Any, name: str) -> str:
+    """The figure as an <svg> element for a page: it scales, and its ids begin with `name`, unique on the page."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*|<style.*?</style>\s*|<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
+    text = re.sub(r"font-family: [^;\"]*; ?| transform=\"rotate\(-0 [^)]*\)\"", "", text)  # the font of the page
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).replace("xlink:href", "href")
