@@ -447,7 +447,7 @@ def test_a_sweep_in_two_processes(toymha, home):
         assert there["loss/train"] == there["lr"] == there["grad_norm"] == there["tokens_per_s"] == [1, 2, 3]
         assert there["loss/val"] == there["ppl/val"] == [0, 3]
     folder = home / "outputs/train"
-    assert len(json.loads((folder / "table.json").read_text())) == 2 and (folder / "table.csv").is_file()
+    assert len(json.loads((folder / "report.json").read_text())) == 2 and (folder / "report.csv").is_file()
     stamps = {p: p.stat().st_mtime_ns for p in home.rglob("*.safetensors")}
     code, out, err = toymha(*words)
     assert (code, err) == (0, "") and "0 to train" in out

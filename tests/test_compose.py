@@ -24,7 +24,8 @@ REASON_FOR_FILE = {"file": ["data.path=corpus.txt"]}  # data=file stands for not
 # Keys that only say where a run goes, how much it tells and on what machine it computes; the text counts by its hash.
 NOT_IDENTITY = {
     "name", "output_dir", "overwrite", "device", "threads", "workers", "compile", "data.path",
-    "budget.log_every", "budget.checkpoint_every", "budget.sample_tokens", "sweep.name", "sweep.question", "sweep.axes",
+    "budget.log_every", "budget.checkpoint_every", "budget.sample_tokens", "budget.decode_tokens",
+    "sweep.name", "sweep.question", "sweep.axes",
 }  # fmt: skip
 
 
@@ -149,12 +150,12 @@ def test_swept_values_are_those_of_the_config():
 
 
 def test_a_canned_sweep_and_words_over_it():
-    """sweep=heads expands its axes without -m; an axis that is typed replaces the file's."""
-    points = compose.points(["data=pydoc", "sweep=heads"])
-    assert {(p.config.n_head, p.config.seed) for p in points} == set(itertools.product((1, 2, 4, 8, 16, 32), range(3)))
-    assert len(points) == 18 and {runs.folder(p.config, p.label).parts[1] for p in points} == {"heads"}
-    fewer = compose.points(["data=pydoc", "sweep=heads", "seed=7"])
-    assert [(p.config.n_head, p.config.seed) for p in fewer] == [(h, 7) for h in (1, 2, 4, 8, 16, 32)]
+    """sweep=relations expands its axes without -m; an axis that is typed replaces the file's."""
+    points = compose.points(["data=pydoc", "sweep=relations"])
+    assert {(p.config.n_head, p.config.seed) for p in points} == set(itertools.product((1, 2, 4, 8), range(3)))
+    assert len(points) == 12 and {runs.folder(p.config, p.label).parts[1] for p in points} == {"relations"}
+    fewer = compose.points(["data=pydoc", "sweep=relations", "seed=7"])
+    assert [(p.config.n_head, p.config.seed) for p in fewer] == [(h, 7) for h in (1, 2, 4, 8)]
 
 
 def test_many_points_compose_in_seconds():
@@ -373,7 +374,7 @@ def changed(name: str, hint: typing.Any, value: typing.Any) -> typing.Any:
     f, _ = config.keys()[name]
     if f.metadata["choices"]:
         return next(c for c in f.metadata["choices"] if c != value)
-    if isinstance(value, bool):
+    if isinstance(value, bool) or hint == bool | None:
         return not value
     if isinstance(value, (int, float)):
         return value + 1 if isinstance(value, int) else value + 0.001

@@ -105,25 +105,24 @@ def test_the_verdict_is_taken_on_the_test_split():
 
 
 def test_a_pace_is_multiplied_by_what_there_is_to_do():
-    """Seconds by hand: 100 steps of 0.1 s, four looks of 2 s, 3 s for the ends; half of it when half is done."""
+    """Seconds by hand: 100 steps of 0.1 s, five looks of 2 s, 3 s at the end; half of it when half is done."""
     (point,) = experiment(["data=pydoc", "budget.steps=100", "budget.eval_every=25"]).points
-    pace = predict.Pace(step=0.1, look=2.0, ends=3.0)
-    assert pace.of(point.config) == pytest.approx(10 + 8 + 3)
-    assert pace.of(point.config, done=50) == pytest.approx(5 + 4 + 3)
+    pace = predict.Pace(step=0.1, look=2.0, end=3.0)
+    assert pace.of(point.config) == pytest.approx(10 + 5 * 2 + 3)
+    assert pace.of(point.config, done=50) == pytest.approx(5 + 3 * 2 + 3)
 
 
 def test_a_pace_is_read_from_the_rows():
     rows = [
         {"step": 0, "time": 10.0, "loss/val": 4.0},
-        {"step": 1, "time": 10.5, "loss/train": 4.0},  # the first step is slow, and not counted
+        {"step": 1, "time": 10.5, "loss/train": 4.0},
         {"step": 2, "time": 10.6, "loss/train": 4.0},
         {"step": 3, "time": 10.7, "loss/train": 4.0},
         {"step": 3, "time": 11.7, "loss/val": 4.0},
-        {"step": 3, "time": 14.7, "final/loss_val": 4.0},
     ]
-    pace = predict.pace_of(rows, {"status": "done"})
-    assert (pace.step, pace.look, pace.ends) == pytest.approx((0.1, 1.0, 3.5))
-    assert predict.pace_of(rows, {"status": "failed", "error": "no memory"}) == "no memory"
+    pace = predict.pace_of(rows, {}, looks_at_end=6.0)
+    assert (pace.step, pace.look, pace.end) == pytest.approx((0.1, 1.0, 6.0))
+    assert predict.pace_of(rows[:2], {"status": "failed", "error": "no memory"}, 6.0) == "no memory"
 
 
 def test_a_prediction_from_trials_leaves_nothing_behind(capsys, tmp_path):

@@ -235,13 +235,15 @@ def plan(words: list[str], flags: Flags) -> int:
     from toymha.words import read_value
 
     asked = [w for w in words if w.startswith("time=")]
-    for made in plans(compose_experiment([w for w in words if w not in asked], flags)):
-        print(made.text(), end="", flush=True)
-        if asked and build({"time": read_value(asked[-1])}, PlanOptions).time:
-            from toymha.console import duration
-            from toymha.predict import predict
+    timed = asked and build({"time": read_value(asked[-1])}, PlanOptions).time
+    made = plans(compose_experiment([w for w in words if w not in asked], flags))
+    for p in made:
+        print(p.text(), end="", flush=True)
+    if timed and any(p.todo for p in made):
+        from toymha.console import duration
+        from toymha.predict import predict
 
-            print(f"about {duration(predict(made))}")
+        print(f"about {duration(sum(predict(made)))}")
     return 0
 
 

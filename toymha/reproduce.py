@@ -60,13 +60,13 @@ def say_plan(experiments: dict[str, Experiment]) -> int:
     """How long each takes and all together, after trials of a few steps."""
     from toymha.predict import predict
 
-    total = 0.0
-    for name, experiment in experiments.items():
-        made = plans(experiment)
-        seconds = sum(map(predict, made))
-        total += seconds
-        todo, all_runs = sum(len(p.todo) for p in made), sum(len(p.jobs) for p in made)
-        print(f"{name:24} {todo:4} of {all_runs:4} runs to train   about {duration(seconds)}", flush=True)
+    made = {name: plans(experiment) for name, experiment in experiments.items()}
+    seconds = predict([plan for ps in made.values() for plan in ps])
+    total = sum(seconds)
+    for name, ps in made.items():
+        each, seconds = seconds[: len(ps)], seconds[len(ps) :]
+        todo, all_runs = sum(len(p.todo) for p in ps), sum(len(p.jobs) for p in ps)
+        print(f"{name:24} {todo:4} of {all_runs:4} runs to train   about {duration(sum(each))}")
     print(f"{'all':24} {'':31}about {duration(total)}")
     return 0
 

@@ -92,9 +92,7 @@ def run_sweep(experiment: Experiment) -> int:
         experiment, tuned = tuning.choose(experiment, trials)
     plan = make_plan(experiment.points)
     about = about_of(plan, experiment.sweep, tuned)
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    runs.write_json(plan.folder / "sweep.json", about)  # before the first run, so that `report` knows what is asked
-    return finish(plan, about, train_plan(plan))
+    return finish(plan, about, train_plan(plan, about))
 
 
 def plans(experiment: Experiment) -> list[Plan]:
@@ -130,9 +128,18 @@ def crew(plan: Plan) -> tuple[int, int]:
     return min(workers, max(1, len(plan.todo))), c.threads or max(1, runs.cores() // workers)
 
 
-def train_plan(plan: Plan) -> int:
-    """Say what is to be done and do it. Returns the signal that stopped it, or 0."""
+def train_plan(plan: Plan, about: dict[str, Any] | None = None) -> int:
+    """Say what is to be done and do it. Returns the signal that stopped it, or 0.
+
+    `about`: what sweep.json shall say, from before the first run, so that `report` knows what was asked for. Raises
+    UserError, and leaves nothing behind, for a device, a precision or a text that cannot be used.
+    """
     n, threads = crew(plan)
+    if plan.todo:
+        check_texts(plan)
+    if about is not None:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        runs.write_json(plan.folder / "sweep.json", about)
     print(plan.text(), flush=True)
     if not plan.todo:
         return 0
@@ -140,14 +147,21 @@ def train_plan(plan: Plan) -> int:
     return _train_all([replace(j.point, config=replace(j.point.config, threads=threads)) for j in plan.todo], n)
 
 
+def check_texts(plan: Plan) -> None:
+    """Load every text of the plan once, which also fills the cache that the workers read. Raises UserError."""
+    from toymha.train import check_data
+
+    configs = [j.point.config for j in plan.todo]
+    for c in {(repr(c.data), c.seq_len, c.vocab_size): c for c in configs}.values():
+        check_data(c)
+
+
 def _train_all(todo: list[Point], n: int) -> int:
     """Run them all, a line for each that ends. Returns the signal that stopped the sweep, or 0."""
-    from toymha.train import Stop, check_data
+    from toymha.train import Stop
 
     bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
     with Stop() as stop, Pool(n, stop, train_quietly) as pool, bar:
-        for c in {(repr(p.config.data), p.config.seq_len, p.config.vocab_size): p.config for p in todo}.values():
-            check_data(c)  # before the first run starts; it also fills the cache that the workers read
         for k, (point, outcome, seconds) in enumerate(pool.outcomes(todo), 1):
             count = f"[{k:>{len(str(len(todo)))}}/{len(todo)}]"
             tqdm.write(f"{count} {point.label}/seed={point.config.seed}  {outcome}  {duration(seconds)}")

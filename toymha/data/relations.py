@@ -9,7 +9,7 @@ l  collocation  the first word decides the second: `salt and` is followed by `pe
 c  coreference  the pronoun has the gender of the name that opens the sentence; the names after `met` are distractors.
 t  topic        the last word follows from the second, over the whole document; a window may show other documents too.
 a  agreement    the verb has the number of its subject. Nouns after `near` are attractors; they stand before it and
-                behind it, so that only the word two before a noun tells what it is.
+                behind it, so that neither the first noun nor the last is always the subject.
 
 The rest is bound to come, or uniform (topics, names, nouns, first words), or filler: adverbs between two words that
 belong together, the r-th of them with probability in proportion to 1 / r. There are 0 to 2 x `data.distance` of these,
