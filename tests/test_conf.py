@@ -1,11 +1,14 @@
 """Law 10: every file in conf/ builds, trains two steps, evaluates and reloads. A new file is tested by being there."""
 
+from pathlib import Path
+
 import pytest
 
 from toymha.cli import main
 from toymha.compose import points
 from toymha.config import choices
 from toymha.data.text import SOURCES
+from toymha.report import Report
 from toymha.runs import Run, find
 
 QUICK = (
@@ -51,9 +54,14 @@ def test_sweeps_compose(sweep):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("sweep", choices("sweep"))
-def test_sweeps_run(tmp_path, monkeypatch, sweep):
+def test_statements_end_in_a_verdict(tmp_path, monkeypatch, capsys, sweep):
+    """As they are, with the smallest budget: every run ends, each check is measured, and there is a page."""
     monkeypatch.chdir(tmp_path)
-    assert main(["train", f"sweep={sweep}", "budget=smoke", "data=pydoc"]) == 0
+    assert main(["train", f"sweep={sweep}", "budget=smoke"]) == 0
+    verdict = Report.load(f"outputs/{sweep}").verdict
+    assert verdict.word in ("supported", "refuted", "undecided") and all(f.n >= 1 for f in verdict.findings)
+    assert f"verdict    {verdict.word}" in capsys.readouterr().out
+    assert verdict.word in Path(f"outputs/{sweep}/report.html").read_text("utf-8")
 
 
 @pytest.mark.deep

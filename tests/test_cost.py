@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from conftest import MODELS, VOCAB, built, make, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
-from toymha import cost
+from toymha import bench, cost
+from toymha.compose import points
+from toymha.console import Console
 from toymha.model.attention import Attention
+from toymha.schema import UserError
+from toymha.train import Stop, train_point
 
 
 @pytest.fixture
@@ -93,3 +97,38 @@ LLAMA2_70B = "n_layer=80 dim=8192 n_head=64 head_dim=128"
 def test_kv_bytes(words, seq_len, batch_size, bytes_per_number, expected):
     """2 x layers x key heads x head_dim x tokens x sequences x bytes; tied heads keep one head."""
     assert cost.kv_bytes(make(*words.split()), seq_len, batch_size, bytes_per_number) == expected
+
+
+def test_decoding_is_timed_in_the_precision_of_the_run(monkeypatch):
+    """With bf16 the cache holds two bytes a number, as the summary's kv_bytes says; fp32 stays fp32."""
+    c, seen = make("budget.decode_tokens=64"), []
+
+    def timed(model, B, prompt_len, new_tokens, device):
+        seen.append(model.make_cache(1).nbytes)
+        return prompt_len, new_tokens
+
+    monkeypatch.setattr(bench, "decode_tokens_per_s", timed)
+    for precision, size in (("fp32", 4), ("bf16", 2)):
+        assert bench.decoding_speed(c, VOCAB, torch.device("cpu"), precision) == (62, 2)
+        assert seen[-1] == cost.kv_bytes(c, 64, bytes_per_number=size)
+    assert bench.decoding_speed(make(), VOCAB, torch.device("cpu"), "fp32") is None
+
+
+@pytest.mark.parametrize(
+    "words", ["budget.decode_tokens=1", "budget.decode_tokens=63", "budget.decode_tokens=64 causal=false"]
+)
+def test_decoding_that_cannot_be_timed_is_refused(words):
+    """Before anything is trained."""
+    with pytest.raises(UserError, match="decode_tokens"):
+        make(*words.split())
+
+
+def test_kv_bytes_of_a_run_are_those_of_its_precision(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny = (
+        "data=pydoc n_layer=1 dim=16 n_head=2 seq_len=16 batch_size=4 budget.steps=1 budget.eval_tokens=64 device=cpu"
+    )
+    tiny += " threads=1 budget.sample_tokens=0 data.split=[0.98,0.01,0.01]"
+    for precision, expected in (("fp32", 2048), ("bf16", 1024)):  # 2 x 16 channels x 16 tokens x 4 or 2 bytes
+        (point,) = points([*tiny.split(), f"precision={precision}", f"name={precision}"])
+        assert train_point(point, Console(quiet=True), Stop()).summary["kv_bytes"] == expected

@@ -15,8 +15,9 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
+from markupsafe import Markup
 
-from toymha import compose, page, plots, runs
+from toymha import caveats, compose, page, pictures, plots, runs
 from toymha.page import Entry, write_index, write_report
 from toymha.report import Report
 from toymha.words import parse
@@ -152,6 +153,8 @@ def test_markdown_shows_what_was_meant():
     assert page.markdown("_a_ *b* `c` a|b <i>\n# d") == r"\_a\_ \*b\* \`c\` a\|b &lt;i> # d"
     assert page.markdown("# head") == r"\# head"
     assert page.markdown_code("a `b` c") == "`` a `b` c ``"
+    lines = page.markdown_table([["a", "b"], ["*x*", Markup("**y**")]]).splitlines()
+    assert lines == ["| a | b |", "| --- | ---: |", r"| \*x\* | **y** |"]  # what is marked up already stays
 
 
 # What it says
@@ -212,6 +215,54 @@ def test_a_finished_sweep_is_called_finished():
     assert "Not finished" not in text_of(written(a_statement()))
 
 
+def test_the_terminal_and_the_page_count_alike():
+    """Also where a setting has no run at all yet."""
+    folder = a_statement(missing=2)
+    about = runs.read_json(folder / "sweep.json")
+    about["order"] += [{"n_head": 8, "seed": s} for s in range(2)]
+    runs.write_json(folder / "sweep.json", about)
+    said, text = text_of(written(folder)), Report.load(folder).text()
+    assert "15/17 runs done · 2 not begun" in said
+    for part in ("0/2", "n_head=8: 2 not begun"):
+        assert part in said and part in text
+
+
+def test_warnings_of_the_sweep_and_the_convention_of_flops():
+    folder = a_statement()
+    runs.write_json(folder / "sweep.json", runs.read_json(folder / "sweep.json") | {"warnings": [f"wide {NASTY}"]})
+    said = text_of(written(folder))
+    assert said.count("Warning: wide <script>") == 1 and said.count(caveats.FLOPS) == 1
+    markdown = (folder / "report.md").read_text("utf-8")
+    assert markdown.count("- Warning: wide") == 1 and "T x T" in markdown
+    assert "of perplexity" in said
+
+
+def test_a_best_inside_has_a_simultaneous_interval():
+    """It is named as one, in HTML and in Markdown; a gain is no percentage of perplexity."""
+    check = {"that": "two are best", "value": {"n_head": [1, 2, 4]}, "best": "inside", "low": 0.0}
+    folder = a_statement([check])
+    source = written(folder)
+    said = text_of(source)
+    assert "simultaneous 95 % interval" in said and said.count("95 % interval") == said.count(
+        "simultaneous 95 % interval"
+    ) + said.count("baseline, 95 % interval")
+    assert "of perplexity" not in said and "Right is better" in source
+    assert "simultaneous 95 % interval" in (folder / "report.md").read_text("utf-8")
+
+
+def test_differences_in_two_units_are_two_figures():
+    """Nats and bits have no common axis."""
+    a_run("n_head=1")
+    a_run("n_head=2", final=2.1)
+    a_run("n_head=4", "data.tokenizer=byte", final=2.2)
+    report = Report.load("outputs")
+    drawn = pictures.pictures(report).effects
+    assert [("nats" in p.svg, "bits" in p.svg) for p in drawn] == [(True, False), (False, True)]
+    assert all("baseline" in p.svg for p in drawn)
+    ids = re.findall(r'\bid="([^"]*)"', written("outputs"))
+    assert len(ids) == len(set(ids))
+
+
 def test_relations_have_a_table_and_figures():
     said = written(a_statement())
     assert "By relation" in said and all(f"<h3>{r}</h3>" in said for r in RELATIONS) and "0.250 nats" in said
@@ -222,8 +273,8 @@ def test_warnings_are_lifted_out_of_the_notes():
     a_run("n_head=1")
     a_run("n_head=2", "data.tokenizer=byte")
     said = text_of(written("outputs"))
-    assert said.count("compare bits/char") == 1 and "Warning: these runs" in said
-    assert "- Warning: these runs" in Path("outputs/report.md").read_text("utf-8")
+    assert said.count("compare bits/char") == 1 and "Warning: other text or tokens" in said
+    assert "- Warning: other text or tokens" in Path("outputs/report.md").read_text("utf-8")
 
 
 # Any folder
@@ -251,6 +302,31 @@ def test_numbers_that_are_none_or_not_finite():
     a_run("n_head=2", final=700.0)
     said = written("outputs")
     assert "0/1" in said and "All settings" in said
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "null"])
+def test_a_curve_with_holes(value):
+    """A row without a number is left out, and its neighbours stay; the run is marked."""
+    run = a_run("n_head=1", status="diverged")
+    rows = [f'{{"step": {s}, "loss/val": {value if s in (2, 4) else 2.0 + s}}}\n' for s in range(6)]
+    (run.path / "metrics.jsonl").write_text("".join(rows))
+    a_run("n_head=2")
+    said = written("outputs")
+    figures = "".join(re.findall(r"<svg viewBox.*?</svg>", said, flags=re.DOTALL))
+    assert "1 diverged" in text_of(said) and "Validation loss during training" in said and " nan" not in figures
+    (row, _) = Report.load("outputs").table.rows
+    c = plots.curve(row, {str(run.path): run.rows()}, "loss/val", plots.Style("#000000"))
+    assert c.loose == [([0, 1, 3, 5], [2.0, 3.0, 5.0, 7.0], True)]
+
+
+def test_losses_that_are_very_large():
+    """Above 709 the perplexity is infinite, which the table says; the page is drawn."""
+    run = a_run("n_head=1", final=700.0)
+    score = {"loss": 900.0, "ppl": math.inf, "bits_per_char": 900 / math.log(2)}
+    run.update(val=score, test=score, best=score | {"step": 1})
+    a_run("n_head=2")
+    said = text_of(written("outputs"))
+    assert "900.0000" in said and "inf" in said
 
 
 def test_a_sweep_without_checks_has_no_verdict():
@@ -294,7 +370,7 @@ def test_provenance_and_commands(monkeypatch):
 
 
 def test_many_rows_are_limited_in_figures_and_whole_in_the_table():
-    for i in range(plots.MOST_CURVES + 3):
+    for i in range(pictures.MOST_CURVES + 3):
         a_run(f"d_ff={10 + i}")
     said = text_of(written("outputs"))
     assert "the first 12 rows" in said and "3 more are left out" in said
@@ -380,12 +456,29 @@ def test_neither_torch_nor_pyplot_is_imported():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_text_of_a_sweep_is_fast():
-    """Without drawing, 45 runs take well under two seconds; the bound is loose, for busy machines."""
-    for i in range(15):
-        for seed in range(3):
-            a_run(f"d_ff={10 + i}", f"seed={seed}")
+def copies(n: int) -> None:
+    """n runs with five seeds for each setting, made from the files of one."""
+    run = a_run()
+    files = {f.name: f.read_bytes() for f in run.path.iterdir() if f.suffix in (".json", ".jsonl", ".yaml")}
+    info = json.loads(files["run.json"])
+    for i in range(n):
+        path = Path("outputs/many") / f"d_ff={10 + i // 5}" / f"seed={i % 5}"
+        path.mkdir(parents=True)
+        for name, content in files.items():
+            (path / name).write_bytes(content)
+        values = info["values"] | {"d_ff": 10 + i // 5, "seed": i % 5}
+        (path / "run.json").write_text(json.dumps(info | {"values": values}))
+
+
+@pytest.mark.parametrize(
+    ("n", "bar"), [(45, 6), pytest.param(1000, 15, marks=pytest.mark.deep)]
+)  # seconds; 45 runs take a tenth of it
+def test_text_of_a_sweep_is_fast(n, bar):
+    """Without drawing; the bounds are loose, for busy machines."""
+    copies(n)
     began = time.perf_counter()
-    facts = page.facts_of(Report.load("outputs"))
+    report = Report.load("outputs/many")
+    report.text()
+    facts = page.facts_of(report)
     page.render("report.md", **facts)
-    assert time.perf_counter() - began < 4
+    assert time.perf_counter() - began < bar and len(report.table.results) == n

@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import filelock
 import pytest
 
-from toymha import cli, compose, runs
-from toymha.config import UserError
-from toymha.metrics import Result
-from toymha.report import Report, Table
+from toymha import caveats, cli, compose, runs
+from toymha.config import GROUPS, UserError, choices
+from toymha.metrics import Result, metric, percent, setting_name
+from toymha.report import Report
+from toymha.statement import Sweep
+from toymha.table import Table
 from toymha.words import parse
 
 
@@ -47,6 +51,28 @@ def a_run(*words: str, loss: float | None = None, status: str = "done", text: st
 
 def table(axes: list[str], order=(), root: str = "outputs") -> Table:
     return Table.of(map(Result.of, runs.find(root)), axes, list(order))
+
+
+def a_sweep(
+    axes: list[str],
+    made: list[runs.Run],
+    missing: Sequence[dict] = (),
+    sweep: dict | None = None,
+    **about,
+) -> Path:
+    """sweep.json beside runs of one folder; `missing`: settings that have not begun; `sweep`: keys of a statement."""
+    folder = made[0].path.parent.parent
+    values = [{k: r.info["values"][k] for k in (*axes, "seed")} for r in made]
+    paths = [r.path.relative_to(folder).as_posix() for r in made]
+    paths += ["/".join(f"{k}={v}" for k, v in m.items()) for m in missing]
+    said = {
+        "axes": axes,
+        "order": [*values, *missing],
+        "runs": paths,
+        "sweep": None if sweep is None else {"name": "s", "question": "?"} | sweep,
+    }
+    runs.write_json(folder / "sweep.json", said | about)
+    return folder
 
 
 def load_table(folder: str) -> Table:
@@ -314,7 +340,8 @@ def test_different_texts_are_warned_of():
     (warning,) = [x for x in load_table("outputs").text().splitlines() if x.startswith("warning")]
     assert "bits/char" in warning
     _, two, four = load_table("outputs").records()
-    assert {r["compared_in"] for r in (two, four)} == {"bits_per_char"} and four["percent_of_perplexity"] is None
+    assert (two["compared_in"], four["compared_in"]) == ("val_loss", "bits_per_char")
+    assert four["percent_of_perplexity"] is None and "n_head=4" in warning and "n_head=2" not in warning
 
 
 def test_marks_are_for_the_whole_table():
@@ -382,6 +409,227 @@ def test_files_beside_the_runs():
     assert {p.name for p in Path("outputs").iterdir()} == {"train", "report.csv", "report.json"}
 
 
+# What was asked for
+
+
+def test_missing_runs_are_counted_by_setting(capsys):
+    """3 of 5 seeds is 3/5, with the reason; a setting of which nothing has begun has a row, in the order asked for."""
+    made = [a_run(f"n_head={h}", f"seed={s}", loss=2.0 + h / 10) for h, n in ((2, 5), (4, 3)) for s in range(n)]
+    missing = [{"n_head": 4, "seed": s} for s in (3, 4)] + [{"n_head": 8, "seed": s} for s in range(5)]
+    t = load_table(str(a_sweep(["n_head"], made, missing)))
+    assert [(r["n_head"], r["asked"], r["runs"], r["done"]) for r in t.records()] == [
+        (2, 5, 5, 5),
+        (4, 5, 3, 3),
+        (8, 5, 0, 0),
+    ]
+    text = t.text()
+    assert "3/5" in text and "0/5" in text
+    assert "n_head=4: 2 not begun" in text and "n_head=8: 5 not begun" in text and "n_head=2:" not in text
+    assert cli.main(["report", "run=outputs/train"]) == 0
+    assert "3/5" in capsys.readouterr().out
+
+
+def test_a_baseline_that_has_not_begun_stays_the_baseline():
+    """The others wait for it, rather than being compared with whichever began first."""
+    made = [a_run("n_head=2", loss=2.0), a_run("n_head=4", loss=1.0)]
+    folder = a_sweep(["n_head"], made, [{"n_head": 1, "seed": 0}])
+    about = runs.read_json(folder / "sweep.json")
+    for key in ("order", "runs"):
+        about[key] = about[key][-1:] + about[key][:-1]
+    runs.write_json(folder / "sweep.json", about)
+    one, two, four = load_table(str(folder)).records()
+    assert one["n_head"] == 1 and one["difference"] is None and two["pairs"] == four["pairs"] == 0
+
+
+def test_missing_runs_beside_foreign_ones_are_counted():
+    """Where the folder holds runs of other keys too, the rows are told apart by those; the sum is still told."""
+    folder = a_sweep(["n_head"], [a_run("n_head=2", loss=1.0)], [{"n_head": 4, "seed": 0}])
+    a_run("dim=32", "n_head=2", loss=1.5)
+    assert "1 of the runs that were asked for last: not begun" in load_table(str(folder)).text()
+
+
+@pytest.mark.parametrize("command", ["report", "load"])
+def test_a_statement_of_which_nothing_has_begun(command, capsys):
+    """Runs of another sweep in its folder are not its runs."""
+    folder = a_sweep(["n_head"], [a_run("n_head=2", loss=1.0)], sweep={})
+    about = runs.read_json(folder / "sweep.json")
+    runs.write_json(folder / "sweep.json", about | {"runs": ["n_head=4/seed=0", "n_head=8/seed=0"]})
+    if command == "load":
+        with pytest.raises(UserError, match="none of the 2 runs of this sweep has begun"):
+            Report.load(folder)
+    else:
+        assert cli.main(["report", f"run={folder}"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "none of the 2 runs" in err
+
+
+def test_a_seed_given_three_times_is_one(capsys):
+    """-m seed=1,1,1: one run was asked for, and it has no spread."""
+    points = compose.points(["data=pydoc", "seed=1,1,1"], multirun=True)
+    folder = a_sweep([], [a_run("seed=1", loss=2.0)])
+    about = runs.read_json(folder / "sweep.json")
+    about |= {"order": [p.swept for p in points] or about["order"], "runs": about["runs"] * max(1, len(points))}
+    runs.write_json(folder / "sweep.json", about)
+    (row,) = load_table(str(folder)).records()
+    assert (row["asked"], row["runs"], row["done"], row["val_loss_std"]) == (1, 1, 1, None)
+    assert cli.main(["report", f"run={folder}"]) == 0
+    assert "0.0000" not in capsys.readouterr().out
+
+
+# Warnings
+
+ROWS = [{"step": 0, "loss/val": 4.2}, {"step": 10, "loss/train": 3.1, "grad_norm": 0.5}]
+LATER = {"step": 20, "loss/train": 2.5, "grad_norm": 0.4, "loss/val": 2.6}
+
+
+def logged(run: runs.Run, rows: list[dict]) -> runs.Run:
+    run.write_text("metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("other", "loss", "status", "inert"),
+    [
+        (LATER, 2.0, "done", True),
+        (LATER | {"loss/train": 2.5000000001}, 2.0, "done", False),  # alike during warm-up only
+        (LATER | {"loss/val": 2.61}, 2.0, "done", False),
+        (LATER | {"grad_norm": 0.41}, 2.0, "done", False),
+        (LATER | {"step": 30}, 2.0, "done", False),
+        (LATER, 2.0000000001, "done", False),  # the whole split tells them apart
+        (LATER, 2.0, "running", False),  # what comes may differ
+    ],
+)
+def test_only_what_is_alike_to_the_end_changes_nothing(other, loss, status, inert):
+    """A schedule begins to act after warm-up, so equal beginnings say nothing."""
+    one = logged(a_run("optim.min_lr=0.0", loss=2.0), [*ROWS, LATER])
+    two = logged(a_run("optim.min_lr=0.1", loss=loss, status=status), [*ROWS, other])
+    folder = a_sweep(["optim.min_lr"], [one, two], sweep={"axes": {"optim.min_lr": "0,0.1"}})
+    assert any("changes nothing" in w for w in Report.load(folder).warnings) == inert
+    runs.write_json(folder / "sweep.json", runs.read_json(folder / "sweep.json") | {"sweep": None})
+    assert Report.load(folder).warnings == []
+
+
+def test_warnings_of_the_sweep_are_told(capsys):
+    """Those in sweep.json stand with the others: under the verdict, or under the table where there is none."""
+    made = [a_run("n_head=1", loss=2.0), a_run("n_head=2", loss=1.9)]
+    for sweep, line in (({}, "warning    d_ff is 3"), (None, "warning: d_ff is 3")):
+        a_sweep(["n_head"], made, sweep=sweep, warnings=["d_ff is 3"])
+        assert cli.main(["report", "run=outputs/train"]) == 0
+        assert capsys.readouterr().out.count(line) == 1
+
+
+def test_what_was_tuned_is_told():
+    """A line for each setting: what was chosen, and each candidate with its loss."""
+    tried = [{"values": {"optim.lr": 0.01}, "val_loss": 2.25}, {"values": {"optim.lr": 0.1}, "val_loss": None}]
+    tuned = [{"setting": {"n_head": 1}, "chosen": {"optim.lr": 0.01}, "candidates": tried}]
+    folder = a_sweep(["n_head"], [a_run("n_head=1", loss=2.0)], sweep={}, tuned=tuned)
+    assert "  n_head=1: optim.lr=0.01 of optim.lr=0.01 (2.2500); optim.lr=0.1 (-)\n" in Report.load(folder).text()
+
+
+def test_the_convention_of_flops_is_told():
+    """Beside the FLOPs; not where there are none."""
+    cost = {"flops_per_token": 1e6, "tokens_trained": 100, "seconds": 1.0}
+    folder = a_sweep(["n_head"], [a_run("n_head=1", loss=2.0, **cost)], sweep={})
+    assert Report.load(folder).text().count(caveats.FLOPS) == 1
+    for part in ("2 a multiply-add", "T x T", "3 x forward", "elementwise"):
+        assert part in caveats.FLOPS
+    folder = a_sweep(["n_head"], [a_run("n_head=1", "name=b", loss=2.0)], sweep={})
+    assert caveats.FLOPS not in Report.load(folder).text()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [((0, 0), None), ((0, 100), "some have none"), ((100, 150), "by up to 50%")]
+)
+def test_trainings_without_steps_have_no_flops(tokens, said):
+    """budget.steps=0 is a ratio of nothing."""
+    made = [
+        a_run(f"n_head={h}", loss=2.0, flops_per_token=1e6, tokens_trained=n, seconds=0.0)
+        for h, n in zip((1, 2), tokens)
+    ]
+    warnings = caveats.warnings_of(Sweep("s", "?", slices=[], compare="steps"), [Result.of(r) for r in made])
+    assert [said in w for w in warnings] == ([True] if said else [])
+
+
+# Texts
+
+
+def test_each_row_is_compared_with_its_own_baseline():
+    """Slices of different texts are compared in nats within each, without a warning; the vocabularies are told."""
+    made = []
+    for text, losses in (("a", (2.0, 1.9)), ("b", (3.0, 3.2))):
+        for h, loss in zip((1, 2), losses):
+            words = (f"n_head={h}", f"data.split={'[0.9,0.1]' if text == 'a' else '[0.8,0.2]'}")
+            made.append(a_run(*words, loss=loss, text=text, vocab_size=27 if text == "a" else 90))
+    axes = ["data.split", "n_head"]
+    t = Report.load(a_sweep(axes, made, sweep={"slices": ["data.split"]})).table
+    assert {r["compared_in"] for r in t.records()} == {"val_loss"}
+    assert [r["difference"] for r in t.records() if r["difference"]] == pytest.approx([-0.1, 0.2])
+    text = t.text()
+    assert "warning" not in text and "loss - baseline" in text and "vocabularies: 27, 90" in text
+
+
+def test_rows_in_two_units_say_which():
+    """One text differs from the baseline's: its difference is in bits, and says so; the others' are in nats."""
+    a_run("n_head=1", loss=1.0, text="a")
+    a_run("n_head=2", loss=1.1, text="a")
+    a_run("n_head=4", loss=2.0, text="b")
+    lines = load_table("outputs").text().splitlines()
+    assert "difference to baseline" in lines[0]
+    assert lines[2].endswith("+0.1000 (one seed: no interval) nats")
+    assert lines[3].endswith(f"{1 / math.log(2):+.4f} (one seed: no interval) bits")
+
+
+def test_bits_are_those_of_the_split():
+    """The column of the test split and the difference beside it are of the same numbers."""
+    scores = {"test": {"loss": 3.0, "ppl": math.exp(3), "bits_per_char": 5.0}}
+    runs_ = [a_run(f"n_head={h}", loss=1.0, text=t, **scores) for h, t in ((1, "a"), (2, "b"))]
+    r = Result.of(runs_[0])
+    assert metric("bits_per_char").of(r) == 5.0 and "test" in metric("bits_per_char").label
+    assert metric("bits_per_char", "val").of(r) == pytest.approx(1 / math.log(2))
+    assert metric("ppl").of(r) == pytest.approx(3) and metric("ppl", "val").of(r) == pytest.approx(1)
+    t = load_table("outputs")
+    t.split = "test"
+    assert [r["difference"] for r in t.records()] == [None, 0.0] and t.records()[1]["bits_per_char"] == 5.0
+
+
+# Numbers
+
+
+def test_losses_whose_perplexity_is_too_large():
+    """A loss above 709 stays a number, its perplexity is infinite, and differences of it have no percentage."""
+    made = [a_run("n_head=1", loss=2.0), a_run("n_head=2", loss=900.0)]
+    checks = [{"that": "two", "value": {"n_head": 2}, "against": {"n_head": 1}, "metric": "val_loss", "high": 0.0}]
+    report = Report.load(a_sweep(["n_head"], made, sweep={"checks": checks}))
+    _, two = report.table.records()
+    assert two["difference"] == 898.0 and two["perplexity"] is None and two["percent_of_perplexity"] is None
+    assert "900.0000" in report.text() and "inf" in report.text().splitlines()[2]
+    assert percent(898.0) == math.inf and percent(math.log(1.5)) == pytest.approx(50) and percent(-900.0) == -100
+
+
+def test_speed_is_that_of_the_median_step():
+    """The mean over the whole run counts the slow start; a run of an older version has none."""
+    new, old = a_run("n_head=1", loss=2.0, tokens_per_s=5.0, steady_tokens_per_s=9.0), a_run(loss=2.0, tokens_per_s=5.0)
+    assert metric("tokens_per_s").of(Result.of(new)) == math.log(9.0)
+    assert metric("tokens_per_s").of(Result.of(old)) is None
+
+
+def test_a_diverged_run_has_learned_nothing():
+    """It counts among the runs, in the share and in the table by relation."""
+    score = {"loss": 1.0, "ppl": 3.0, "bits_per_char": 1.0, "parts": {"topic": {"loss": 0.1, "right": 0.9}}}
+    good = a_run("n_head=1", "seed=0", loss=1.0, val=score, learned={"topic": 30})
+    bad = a_run("n_head=1", "seed=1", status="diverged", error="loss nan")
+    slow = a_run("n_head=1", "seed=2", loss=1.0, val=score, learned={"topic": None})
+    going = a_run("n_head=1", "seed=3", status="running")
+    m = metric("learned/topic")
+    assert [m.of(Result.of(r)) for r in (good, bad, slow, going)] == [1.0, 0.0, 0.0, None]
+    assert metric("learned/nothing").of(Result.of(good)) is None
+    assert load_table("outputs").relations()[1][-2:] == ["1/3", "30"]
+
+
+def test_settings_as_one_types_them():
+    assert setting_name({"n_head": 4, "w_o": False, "d_ff": None}) == "n_head=4, w_o=false, d_ff=null"
+
+
 # The command
 
 
@@ -438,3 +686,11 @@ def test_groups_are_axes():
     t = table(["model"], [{"model": "mha"}, {"model": "mqa"}])
     assert [r["model"] for r in t.records()] == ["mha", "mqa"]
     assert Result.of(next(iter(runs.find("outputs")))).value("optim") == "muon"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_readme_lists_every_choice(group):
+    """The table of options has each file of conf/."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    (line,) = [x for x in readme.splitlines() if x.startswith(f"| `{group}=` |")]
+    assert [c for c in choices(group) if not re.search(rf"`{c}[` ]", line)] == []

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from toymha import predict, reproduce, runs
-from toymha.cli import main
+from toymha import bench, predict, reproduce, runs
+from toymha.cli import COMMANDS, main
 from toymha.compose import experiment
 from toymha.runs import find
+from toymha.schema import build
 
 TINY = "data=pydoc n_layer=1 dim=16 seq_len=16 batch_size=4 budget.steps=4 budget.eval_tokens=64 seed=0,1".split()
+SMALL = ("tied", "w_o", "w_o_parameters", "heads_tuned")  # the statements that are trained here
+STATEMENTS = [*SMALL, "norm"]  # all of them are composed for each page, which takes its time
 TINY += ["data.split=[0.98,0.01,0.01]", "budget.sample_tokens=0", "device=cpu", "workers=1", "threads=1"]
+OPTIONS = build({**COMMANDS["reproduce"].defaults, "budget": "smoke"}, COMMANDS["reproduce"].options)
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +28,14 @@ def small(tmp_path, monkeypatch):
     """Each test in a folder of its own; statements at a size that trains in a moment, in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "git", lambda: None)
+    monkeypatch.setattr(reproduce, "choices", lambda _group: STATEMENTS)
     full = reproduce.compose.experiment
 
     def shrunk(words, *more):
         if more:  # what the test typed itself
             return full(words, *more)
+        if words[0].removeprefix("sweep=") not in SMALL:  # it is only listed
+            return full(words)
         kept = [w for w in words if w.partition("=")[0] not in ("device", "workers")]
         return full([*kept, *TINY])
 
@@ -61,7 +70,64 @@ def test_statements_not_yet_run_are_on_the_page(monkeypatch):
 
     monkeypatch.setattr(reproduce, "run_sweep", stopped_at_the_second)
     assert main(["reproduce", "claims=[w_o,tied]", "budget=smoke"]) == 130
-    assert calls == ["w_o", "tied"] and "not run yet" in Path("outputs/reproduce/index.html").read_text("utf-8")
+    assert calls == ["w_o", "tied"]
+    rows = dict(
+        re.findall(r"^\| `(\w+)`.*? \| \*\*(.*?)\*\*", Path("outputs/reproduce/index.md").read_text("utf-8"), re.M)
+    )
+    assert rows.keys() == set(STATEMENTS) and {n for n, word in rows.items() if word != "not run yet"} == {"w_o"}
+
+
+def test_one_statement_anew_keeps_the_others_on_the_page():
+    """The page is drawn from the folders: asking for one statement changes its row alone. It tells what was typed."""
+    pages = []
+    for claim in ("w_o", "tied", "w_o"):
+        assert main(["reproduce", f"claims=[{claim}]", "budget=smoke"]) == 0
+        pages.append(Path("outputs/reproduce/index.md").read_text("utf-8").splitlines())
+    changed = [(a, b) for a, b in zip(pages[0], pages[1]) if a != b]
+    assert len(changed) == 1 and "`tied`" in changed[0][0] and pages[1] == pages[2]
+    assert "toymha reproduce &#39;claims=[w_o]&#39; budget=smoke" in Path("outputs/reproduce/index.html").read_text(
+        "utf-8"
+    )
+
+
+def test_a_damaged_folder_does_not_take_the_page_away():
+    folder = Path("outputs/reproduce/smoke/norm")
+    (folder / "a/seed=0").mkdir(parents=True)
+    (folder / "a/seed=0/run.json").write_text("{}")
+    (folder / "sweep.json").write_text("{")
+    assert main(["reproduce", "claims=[w_o]", "budget=smoke"]) == 0
+    page = Path("outputs/reproduce/index.md").read_text("utf-8")
+    assert re.search(r"^\| `norm`.*cannot be read", page, re.M) and re.search(r"^\| `w_o`.* \| 4/4 \|", page, re.M)
+
+
+def test_the_time_of_a_statement_counts_its_trials():
+    """Wall time of all runs and of all trials before them, here one at a time."""
+    assert main(["reproduce", "claims=[heads_tuned]", "budget=smoke"]) == 0
+    wall = [r.summary["wall_seconds"] for r in find("outputs")]
+    (e,) = (reproduce.experiment_of(n, OPTIONS) for n in ["heads_tuned"])
+    assert len(wall) == 9 + 6
+    assert reproduce.entry("heads_tuned", e, Path("outputs/reproduce")).seconds == pytest.approx(sum(wall))
+
+
+def test_cells_of_the_markdown_table_are_escaped():
+    e = reproduce.Entry(
+        "a", "p(x | y) rises", None, "supported", None, [("x | y", "+1", "supported")], "c", 1.0, 1, 1, ""
+    )
+    row = reproduce.markdown([e]).splitlines()[-1]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 6 and r"p(x \| y) rises" in row
+
+
+def test_nothing_to_train_needs_no_torch(monkeypatch, capsys):
+    """A second start, and the question how long it takes, answer from the folders."""
+    words = ["reproduce", "claims=[w_o]", "budget=smoke"]
+    assert main(words) == 0
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "toymha.train", None)
+    monkeypatch.setitem(sys.modules, "toymha.device", None)
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, "plan=true"]) == 0
+    assert re.search(r"^w_o +0 of +4 runs to train +about 0", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(
@@ -106,23 +172,75 @@ def test_the_verdict_is_taken_on_the_test_split():
 
 def test_a_pace_is_multiplied_by_what_there_is_to_do():
     """Seconds by hand: 100 steps of 0.1 s, five looks of 2 s, 3 s at the end; half of it when half is done."""
-    (point,) = experiment(["data=pydoc", "budget.steps=100", "budget.eval_every=25"]).points
-    pace = predict.Pace(step=0.1, look=2.0, end=3.0)
-    assert pace.of(point.config) == pytest.approx(10 + 5 * 2 + 3)
-    assert pace.of(point.config, done=50) == pytest.approx(5 + 3 * 2 + 3)
+    pace = predict.Pace(step=0.1, look=2.0, once=3.0)
+
+    def of(*words, done=0):
+        (point,) = experiment(["data=pydoc", "budget.eval_every=25", *words]).points
+        return pace.of(point.config, done)
+
+    assert of("budget.steps=100") == pytest.approx(10 + 5 * 2 + 3)
+    assert of("budget.steps=100", done=50) == pytest.approx(5 + 2 * 2 + 3)  # at 75 and 100
+    assert of("budget.steps=90") == pytest.approx(9 + 5 * 2 + 3)
+    assert of("budget.steps=0") == pytest.approx(2 + 3)
+    assert of("budget.steps=null", "budget.minutes=0.25") == pytest.approx(15 + (1 + 6) * 2 + 3)
 
 
-def test_a_pace_is_read_from_the_rows():
-    rows = [
-        {"step": 0, "time": 10.0, "loss/val": 4.0},
-        {"step": 1, "time": 10.5, "loss/train": 4.0},
-        {"step": 2, "time": 10.6, "loss/train": 4.0},
-        {"step": 3, "time": 10.7, "loss/train": 4.0},
-        {"step": 3, "time": 11.7, "loss/val": 4.0},
-    ]
-    pace = predict.pace_of(rows, {}, looks_at_end=6.0)
-    assert (pace.step, pace.look, pace.end) == pytest.approx((0.1, 1.0, 6.0))
-    assert predict.pace_of(rows[:2], {"status": "failed", "error": "no memory"}, 6.0) == "no memory"
+def test_a_pace_is_read_from_the_clock():
+    """Steps from the question before them to their end, without the slow first ones; a look until the next question."""
+    clock = predict.Clock(None, began=10.0, started=11.0)
+    at = 11.5  # the first look: half a second
+    for k in range(predict.STEPS):
+        clock.asked.append(at)
+        clock.stepped.append(at + (2.0 if k < predict.FIRST else 0.1))
+        at = clock.stepped[-1] + (0.7 if k == predict.STEPS - 1 else 0.01)
+    clock.asked.append(at)
+    pace = clock.pace(looks_at_end=6.0, decoding=4.0)
+    assert (pace.step, pace.look, pace.once) == pytest.approx((0.1, 0.7, 1 + 0.5 * 6 + 4))
+
+
+class NoSignal:
+    signum = 0
+
+
+@pytest.mark.parametrize("more", [["budget.steps=100"], ["budget.steps=1"], ["budget.steps=0"], ["optim.lr=1e4"]])
+def test_a_trial_takes_its_steps_and_no_more(more, monkeypatch, tmp_path):
+    """A tiny model, really trained: whatever the length of the run, eight steps, then a look and a sample."""
+    words = [w for w in TINY if w.partition("=")[0] not in ("budget.steps", "seed", "workers", "budget.sample_tokens")]
+    (point,) = experiment([*words, "budget.sample_tokens=3", "budget.decode_tokens=64", *more]).points
+    timed = []
+    monkeypatch.setattr(bench, "decoding_speed", lambda *_: timed.append(time.sleep(0.3)))
+    short = predict.shortened(point, str(tmp_path), 1)
+    pace = predict.trial(short, NoSignal())
+    (run,) = find(tmp_path)
+    assert run.summary["step"] == predict.STEPS and len(timed) == 1
+    assert [r["step"] for r in run.rows() if "loss/val" in r] == [0, predict.STEPS] and "sample" in run.rows()[-1]
+    assert 0 < pace.step < 0.3 and 0 < pace.look < 3 and pace.once > 0.3
+
+
+def test_a_plan_of_one_kind_is_tried_by_as_many_as_later(monkeypatch):
+    """Each worker has something to do from the first trial to the last, in a folder of its own; the median counts."""
+    (point,) = experiment(["data=pydoc"]).points
+    tried = []
+
+    class Parallel:
+        def __init__(self, n, stop, task):
+            assert n == 3
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+        def outcomes(self, tasks):
+            tried.extend(tasks)
+            return [(p, predict.Pace(s, 1.0, 1.0), 0.0) for p, s in zip(tasks, (1.0, 5.0, 2.0))]
+
+    monkeypatch.setattr(predict, "Pool", Parallel)
+    paces = predict._tried([(point, 1)], 3)
+    assert [p.step for p in paces.values()] == [2.0] and len({p.config.output_dir for p in tried}) == 3
+
+
+def test_a_trial_that_fails_is_told(monkeypatch, tmp_path):
+    (point,) = experiment(["data=file", "data.path=none.txt"]).points
+    assert "none.txt" in predict.trial(predict.shortened(point, str(tmp_path), 1), NoSignal())
 
 
 def test_a_prediction_from_trials_leaves_nothing_behind(capsys, tmp_path):

@@ -3,12 +3,14 @@
 import json
 import math
 import signal
+import statistics
+import time
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from toymha import runs, train
+from toymha import bench, runs, train
 from toymha.compose import points
 from toymha.console import Console
 from toymha.evaluate import evaluate
@@ -282,6 +284,53 @@ def test_checkpoints_hold_plain_values_only(here):
     state = torch.load(r.path / "checkpoint.pt", weights_only=True)
     assert state["step"] == 13 and all(t.device.type == "cpu" for t in state["model"].values())
     json.dumps({k: v for k, v in state.items() if k not in ("model", "optimizers")})
+
+
+def test_seconds_survive_an_interruption(here, monkeypatch):
+    """Wall time counts earlier attempts up to their checkpoint, and timing the decoding; each step's seconds stay."""
+    monkeypatch.setattr(train, "decoding_speed", lambda *_: time.sleep(0.6) or 7.0)
+    with pytest.raises(train.Interrupted):
+        slow = Failing(5, lambda: (time.sleep(1.5), signal.raise_signal(signal.SIGTERM)))
+        run("budget.decode_tokens=64", console=slow)
+    (cut,) = runs.find("outputs")
+    state = cut.load_checkpoint()
+    assert len(state["step_seconds"]) == 5 and sum(state["step_seconds"]) == pytest.approx(state["seconds"])
+    assert cut.summary["wall_seconds"] >= state["wall_seconds"] > 1.5
+    r = run("budget.decode_tokens=64")
+    assert len(r.load_checkpoint()["step_seconds"]) == 13 and r.summary["decode_tokens_per_s"] == 7.0
+    assert r.summary["wall_seconds"] > state["wall_seconds"] + 0.6
+
+
+def test_the_first_steps_of_a_process_are_no_speed(here):
+    """The median of the seconds without the first three; a slow beginning and an outlier change nothing."""
+    assert bench.steady_tokens_per_s([9, 8, 7, 0.5, 0.5, 6, 0.25, 0.5], 64) == 128
+    assert bench.steady_tokens_per_s([1, 1, 1], 64) is None
+    s = run().summary
+    seconds = runs.Run(next(runs.find("outputs")).path, None).load_checkpoint()["step_seconds"]
+    assert s["steady_tokens_per_s"] == pytest.approx(64 / statistics.median(seconds[3:]))
+    assert s["tokens_per_s"] == pytest.approx(13 * 64 / sum(seconds))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(here):
+    """It has the seconds of neither the steps nor the attempts; the weights come out the same."""
+    whole = run("name=whole")
+    with pytest.raises(MemoryError):
+        run("name=cut", console=Failing(7, die))
+    (cut,) = runs.find("outputs/cut")
+    state = cut.load_checkpoint()
+    cut.save_checkpoint({k: v for k, v in state.items() if k not in ("step_seconds", "wall_seconds")})
+    cut = run("name=cut")
+    assert cut.status == "done" and rows(cut) == rows(whole) and same_files(cut, whole)
+
+
+def test_a_folder_of_an_earlier_version_is_told(here):
+    """Other keys with the same values: the message has a reason, not an empty list."""
+    r = run("budget.steps=1")
+    info = runs.read_json(r.path / "run.json")
+    del info["values"]["data.together"]
+    r.write_json("run.json", info | {"identity": "of other keys"})
+    with pytest.raises(UserError, match=r"holds another run \(made by an earlier version of toymha, with other keys\)"):
+        run("budget.steps=1")
 
 
 def test_two_processes_cannot_train_one_folder(here):

@@ -97,7 +97,91 @@ def test_unfinished_runs_are_counted_and_never_averaged():
     (f,) = judge(sweep(low=0.05), runs).findings
     assert f.n == 5 and any("1/6 diverged" in note for note in f.notes)
     (f,) = judge(sweep(low=0.05), [result(0, 2.0, k="a")]).findings
-    assert f.n == 0 and f.verdict == "undecided" and any("no runs yet" in note for note in f.notes)
+    assert f.n == 0 and f.verdict == "undecided" and any("no such runs" in note for note in f.notes)
+
+
+def diverging(value: int, against: int, seeds: int = 6, loss: float = 2.0) -> list[Result]:
+    """Runs of a and b, of which the first ones of b (`value`) and of a (`against`) diverged."""
+    out = []
+    for k, bad, mean in (("b", value, loss), ("a", against, 2.0)):
+        for s in range(seeds):
+            out.append(result(s, None if s < bad else mean + WOBBLE[s], "diverged" if s < bad else "done", k=k))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("runs", "claim", "word"),
+    [
+        (diverging(6, 0), {"low": 0.02}, "supported"),  # claimed to be worse, and nothing of it survives
+        (diverging(6, 0), {"high": -0.02}, "refuted"),
+        (diverging(6, 0), {"low": -0.02, "high": 0.02}, "refuted"),
+        (diverging(0, 6), {"high": -0.02}, "supported"),
+        (diverging(2, 0, loss=1.0), {"high": -0.02}, "undecided"),  # the four that are left are better: not enough
+        (diverging(5, 0, loss=1.0), {"high": -0.02}, "refuted"),
+        (diverging(5, 0, loss=1.0), {"low": 0.02}, "undecided"),  # most diverge, and the one that is left is better
+        (diverging(3, 3), {"low": -0.02, "high": 0.02}, "undecided"),
+        (diverging(1, 0, seeds=2), {"low": 0.02}, "undecided"),
+    ],
+)
+def test_a_diverged_run_is_worse_than_any_number(runs, claim, word):
+    """The trap is a mean over the seeds that survived."""
+    (f,) = judge(sweep(**claim), runs).findings
+    assert f.verdict == word and any("diverged: " in note for note in f.notes)
+
+
+def test_diverging_says_nothing_about_speed():
+    runs = [
+        result(s, 2.0, "diverged" if s < d else "done", {"steady_tokens_per_s": t}, k=k)
+        for k, d, t in (("a", 0, 100.0), ("b", 3, 200.0))
+        for s in range(6)
+    ]
+    (f,) = judge(sweep(metric="tokens_per_s", low=50), runs).findings
+    assert f.verdict == "supported"
+
+
+def test_what_was_asked_for_and_is_missing_is_told():
+    asked = [{"k": v, "seed": s} for v in "ab" for s in range(7)]
+    (f,) = judge(sweep(low=0.05), runs_of("k", {"a": 2.0, "b": 2.1}), axes=["k"], asked=asked).findings
+    assert f.notes == ("k=b: 2/7 not begun, not in the mean", "k=a: 2/7 not begun, not in the mean")
+
+
+def test_a_number_that_was_not_measured_is_told():
+    """Finished runs without a test split, or of a text without relations, do not vanish."""
+    runs = runs_of("k", {"a": 2.0, "b": 2.1}, seeds=2)
+    (f,) = judge(sweep(metric="right/topic", low=0), runs).findings
+    assert f.n == 0 and "k=b: 2/2 without right/topic, not in the mean" in f.notes
+
+
+def test_swept_keys_that_a_check_leaves_open_make_slices():
+    """A key typed beside a statement is judged value by value, and in whatever order the runs come."""
+    runs = runs_of("k", {"a": 2.0, "b": 1.9}, dim=64) + runs_of("k", {"a": 2.0, "b": 2.1}, dim=128)
+    for ordered in (runs, runs[::-1]):
+        findings = judge(sweep(high=-0.01), ordered, axes=["k", "dim"]).findings
+        assert {f.where["dim"]: f.verdict for f in findings} == {64: "supported", 128: "refuted"}
+
+
+def test_keys_that_go_with_a_check_make_no_slices():
+    """batch_size follows from seq_len, lr from pos: the check is made once, or once a value of pos."""
+    both = [
+        result(s, 2.0 + WOBBLE[s] - 0.1 * (k == "b"), k=k, batch=b) for k, b in (("a", 8), ("b", 4)) for s in range(5)
+    ]
+    (f,) = judge(sweep(high=-0.01), both, axes=["k", "batch"]).findings
+    assert f.where == {} and f.n == 5
+    runs = [
+        r for pos, lr in (("rope", 1e-3), ("none", 1e-2)) for r in runs_of("k", {"a": 2.0, "b": 1.9}, pos=pos, lr=lr)
+    ]
+    s = Sweep(**{**vars(sweep(high=-0.01)), "slices": ["pos"]})
+    assert [f.where for f in judge(s, runs, axes=["k", "pos", "lr"]).findings] == [{"pos": "rope"}, {"pos": "none"}]
+
+
+def test_different_texts_are_compared_in_bits_a_character():
+    runs = [
+        result(s, 2.0, k=k, data__tokenizer=t, summary={"test": {"loss": loss, "ppl": 1, "bits_per_char": bits}})
+        for k, t, loss, bits in (("a", "char", 1.0, 3.0), ("b", "byte", 2.0, 2.0))
+        for s in range(3)
+    ]
+    (f,) = judge(sweep(low=0.5), runs).findings
+    assert f.difference == -1.0 and f.metric.unit == "bits" and f.verdict == "refuted"
 
 
 def test_slices_are_judged_apart():
@@ -145,7 +229,7 @@ def test_an_inside_best_needs_evidence():
 def test_ratios_are_told_in_percent():
     """Half the speed is -50 %, and the claim is in percent too."""
     runs = [
-        result(s, 2.0, k=v, summary={"tokens_per_s": t * (1 + 0.01 * s)})
+        result(s, 2.0, k=v, summary={"steady_tokens_per_s": t * (1 + 0.01 * s)})
         for v, t in (("a", 100), ("b", 50))
         for s in range(3)
     ]

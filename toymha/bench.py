@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 
+from toymha.config import Config
+from toymha.device import arithmetic
 from toymha.evaluate import evaluating
 from toymha.model.gpt import GPT
 from toymha.seeds import stream
 
 REPEATS = 5
+WARM_UP = 3  # steps of a process that are slower than all later ones
+
+
+def steady_tokens_per_s(step_seconds: list[float], tokens_per_step: int) -> float | None:
+    """Training speed by the median step, the first ones of the run left out; None where there are no others."""
+    steady = step_seconds[WARM_UP:]
+    return tokens_per_step / statistics.median(steady) if steady else None
+
+
+def decoding_speed(c: Config, vocab_size: int, device: torch.device, precision: str) -> float | None:
+    """Tokens per second of 8 sequences with a cache of `budget.decode_tokens` tokens; no weight changes it."""
+    T = c.budget.decode_tokens
+    if not T:
+        return None
+    longer = GPT(replace(c, seq_len=T), vocab_size).to(device)
+    with arithmetic(precision, device):
+        return decode_tokens_per_s(longer, 8, T - T // 32, T // 32, device)
 
 
 def decode_tokens_per_s(model: GPT, batch_size: int, prompt_len: int, new_tokens: int, device: torch.device) -> float:

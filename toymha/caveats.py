@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
-from toymha.metrics import Result
+from toymha import runs
+from toymha.metrics import Result, number
 from toymha.statement import Sweep
 
 TOLERANCE = 0.01  # of parameters and FLOPs, beyond which settings count as unequal
+FLOPS = (
+    "FLOPs: 2 a multiply-add, attention over the full T x T; training is forward and backward pass, 3 x forward; "
+    "no elementwise work"
+)
+TOLD_APART_BY = {"loss/val", "loss/train", "grad_norm"}  # without all of these, nothing is known of two trainings yet
+KEYS = (*sorted(TOLD_APART_BY), "loss/test")
 
 
 def warnings_of(sweep: Sweep, results: Iterable[Result]) -> list[str]:
@@ -20,11 +28,18 @@ def warnings_of(sweep: Sweep, results: Iterable[Result]) -> list[str]:
         for r in found:
             value = r.summary["parameters"] if name == "parameters" else training_flops(r)
             by_slice.setdefault(repr([r.value(k) for k in sweep.slices]), set()).add(value)
-        spread = max((max(v) / min(v) - 1 for v in by_slice.values()), default=0.0)
+        spread = max((_spread(v) for v in by_slice.values()), default=0.0)
         if spread > TOLERANCE and sweep.compare != "time":
             how = "" if sweep.compare == "steps" else f", also with compare: {sweep.compare}"
-            out.append(f"the settings differ in {label} by up to {spread:.0%}{how}")
+            size = f"by up to {spread:.0%}" if math.isfinite(spread) else "and some have none"
+            out.append(f"the settings differ in {label} {size}{how}")
     return out
+
+
+def _spread(values: set[float]) -> float:
+    """By how much the most exceeds the least, as a share of it. A training of no steps has no FLOPs."""
+    low, high = min(values), max(values)
+    return high / low - 1 if low else math.inf if high else 0.0
 
 
 def training_flops(r: Result) -> float:
@@ -32,18 +47,26 @@ def training_flops(r: Result) -> float:
     return r.summary["flops_per_token"] * r.summary.get("tokens_trained", 0)
 
 
-def inert(pairs: Iterable[tuple[str, str, list[dict[str, Any]], list[dict[str, Any]]]]) -> list[str]:
-    """Settings that begin alike to the last bit although a swept key differs.
+def logged(r: Result) -> list[dict[str, Any]]:
+    """The logged rows of a finished run, and one more with its final numbers on the whole splits."""
+    rows = runs.Run(r.path, None).rows()  # type: ignore[arg-type]
+    return [*rows, {"step": "end"} | {f"loss/{split}": number(r.summary, (split, "loss")) for split in ("val", "test")}]
 
-    `pairs`: (name, other name, logged rows, other rows) of two runs of one seed. The same first evaluation and the
-    same first logged row, each to the last digit, come from the same logits and the same first steps.
+
+def inert(pairs: Iterable[tuple[str, str, list[dict[str, Any]], list[dict[str, Any]]]]) -> list[str]:
+    """Settings that train alike to the last bit although a swept key differs.
+
+    `pairs`: (name, other name, logged rows, other rows) of two runs of one seed. Every number of every row must be the
+    same: a schedule acts after warm-up only, clipping at the first large gradient, and until then they look inert.
     """
+    known: dict[str, dict[tuple[Any, str], float]] = {}  # by name, for each stands in many pairs
     out = []
     for name, other, rows, other_rows in pairs:
-        keys = ("loss/val", "loss/train", "grad_norm")
-        begins = [tuple(next((r[k] for r in rs if k in r), None) for k in keys) for rs in (rows, other_rows)]
-        if begins[0] == begins[1] and None not in begins[0]:
-            out.append(f"{name} and {other} begin alike to the last bit: what differs between them changes nothing")
+        for n, rs in ((name, rows), (other, other_rows)):
+            if n not in known:
+                known[n] = {(r["step"], k): r[k] for r in rs for k in KEYS if r.get(k) is not None}
+        if known[name] == known[other] and {k for _, k in known[name]} >= TOLD_APART_BY:
+            out.append(f"{name} and {other} are alike to the last bit: what differs between them changes nothing")
     return out
 
 

@@ -277,7 +277,10 @@ def report(words: list[str], flags: Flags) -> int:
 
     found = Report.load(options("report", words, flags).run)
     print(found.text(), end="", flush=True)
-    print(f"\nreport  {quote(write_report(found)[0])}")
+    try:
+        print(f"\nreport  {quote(write_report(found)[0])}")
+    except OSError as e:  # somebody else's folder may be read too
+        print(f"toymha: no page is written: {e}", file=sys.stderr)
     return 0
 
 
@@ -286,7 +289,7 @@ def reproduce(words: list[str], flags: Flags) -> int:
     from toymha.reproduce import reproduce as all_of
 
     with contextlib.redirect_stdout(Unbreakable(sys.stdout)):
-        return all_of(options("reproduce", words, flags))
+        return all_of(options("reproduce", words, flags), words)
 
 
 def data(words: list[str], flags: Flags) -> int:

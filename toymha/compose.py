@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from toymha import config, runs, schema
 from toymha.config import GROUPS, REPLICATES, Config, conf_dir
+from toymha.metrics import metric
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
 from toymha.statement import Sweep
@@ -72,6 +73,8 @@ def experiment(words: Iterable[str], multirun: bool = False, extra: Path | None 
     like = axes.pop("like").values[0] if "like" in axes else None
     if like == "":
         raise UserError("like= needs a run folder")
+    if like and "sweep" in axes:
+        raise UserError("like= and sweep= exclude each other: a statement says itself what it is tested with")
     compare = axes.pop("compare").values[0] if "compare" in axes else None
     if compare and "sweep" not in axes:
         raise UserError(f"compare={compare} is for sweep=NAME: it says what the settings of a statement have equal")
@@ -146,7 +149,11 @@ class Composer:
             OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
         )
         values = schema.fill({"sweep": None, **values}, Config)
-        if values["sweep"]:
+        if "sweep" in made:
+            file = f"conf/sweep/{made['sweep']}.yaml"
+            if not isinstance(values["sweep"], dict) or "name" not in values["sweep"]:
+                raise UserError(f"{file} must begin with `# @package _global_` and have a section `sweep:`")
+            schema.build(values["sweep"], Sweep, "sweep.")  # says what is wrong with it
             if self.compare not in (None, values["sweep"]["compare"]):
                 values["sweep"] |= {"compare": self.compare, "name": f"{values['sweep']['name']}_equal_{self.compare}"}
             _budget_of(values["sweep"], values["budget"], made["budget"])
@@ -160,10 +167,11 @@ class Composer:
         groups = {k: a.values[0] for k, a in typed_axes.items() if k in GROUPS}
         composed, made = self.composed(groups | {"sweep": name})
         sweep: Sweep = schema.build(composed["sweep"], Sweep, "sweep.")
+        _check_keys(sweep)
         settings, swept = [], []
         for entry in sweep.points or [{}]:
             axes = {a.key: a for a in sweep_axes({**entry, **sweep.axes}, name, self.extra)} | dict(typed_axes)
-            if not any(k in axes for k in REPLICATES):
+            if "seed" not in axes and not any(axes[k].swept for k in REPLICATES if k in axes):
                 axes["seed"] = Axis("seed", tuple(range(sweep.seeds.get(made["budget"], 3))), True)
             settings += product(axes.values())
             swept += [a.key for a in axes.values() if a.swept and a.key not in swept]
@@ -193,6 +201,19 @@ class Composer:
         label = label_of(cfg, chosen, made, default_made, named)
         plain = config.plain(cfg)
         return Point(cfg, label, made, {k: made.get(k) if k in GROUPS else _get(plain, k) for k in swept}, values)
+
+
+def _check_keys(sweep: Sweep) -> None:
+    """Raises UserError for a check of an unknown metric or key, before anything is trained."""
+    known = [*GROUPS, *config.keys()]
+    for c in sweep.parsed_checks:
+        m = metric(c.metric)
+        if m.share and (c.minus or c.best):
+            raise UserError(f"sweep {sweep.name}: the check `{c.that}`: {c.metric} is a share, without minus or best")
+        named = [*c.value, *c.against, *(c.minus or {}), *sweep.slices]
+        if unknown := [k for k in named if k not in known]:
+            hint = nearest(unknown[0], known)
+            raise UserError(f"sweep {sweep.name}: the check `{c.that}`: unknown key {unknown[0]}{hint}")
 
 
 def _budget_of(sweep: dict[str, Any], budget: dict[str, Any], name: str) -> None:

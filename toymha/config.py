@@ -18,6 +18,7 @@ from toymha.schema import UserError, key
 from toymha.statement import Sweep
 
 GROUPS = ("model", "data", "optim", "budget", "sweep")  # folders of conf/, in the order in which they are composed
+SPECIAL = ("like", "compare")  # what the command line takes beside groups and keys
 REPLICATES = ("seed", "init_seed", "data_seed")  # keys that repeat a setting and make none
 
 
@@ -235,6 +236,10 @@ def check_combinations(c: Config) -> None:
     b = c.budget
     if b.steps is None and b.tokens is None and b.minutes is None:
         raise UserError("the run would never end: give budget.steps, budget.tokens or budget.minutes")
+    if 0 < b.decode_tokens < 64:
+        raise UserError(f"budget.decode_tokens={b.decode_tokens} must be 0 or at least 64: fewer cannot be timed")
+    if b.decode_tokens and not c.causal:
+        raise UserError(f"budget.decode_tokens={b.decode_tokens} needs causal=true: nothing else can be cached")
 
 
 def _check_heads(c: Config) -> None:

@@ -6,6 +6,7 @@ Parameters are made equal by the width of the MLP, which no statement here is ab
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from toymha import cost
@@ -23,10 +24,18 @@ def equalise(experiment: Experiment) -> Experiment:
         return experiment
     solve, points = SOLVERS[sweep.compare], []
     for p in experiment.points:
+        for k in SOLVED[sweep.compare]:
+            if p.values.get(k) is not None:
+                raise UserError(f"compare={sweep.compare} finds {k} itself, so {k}={p.values[k]} cannot be given")
         reference = experiment.vary(p, reference_of(sweep, experiment.points)).config
         solved = solve(p, reference, text.vocab_size(p.config.data))
         points.append(experiment.vary(p, solved) if solved else p)
-    return dataclasses.replace(experiment, points=points)
+    return dataclasses.replace(experiment, points=distinct(points))
+
+
+def distinct(points: Iterable[Point]) -> list[Point]:
+    """Each folder once: two points of a plan with one label and seed would be trained there at the same time."""
+    return list({(p.label, p.config.seed): p for p in points}.values())
 
 
 def reference_of(sweep: Sweep, points: list[Point]) -> dict[str, Any]:
@@ -59,8 +68,10 @@ def equal_flops(p: Point, reference: Config, vocab_size: int) -> dict[str, Any]:
     c = p.config
     if reference.max_steps is None:
         raise UserError("compare=flops needs a budget in steps or tokens")
-    steps = max(1, round(reference.max_steps * per_step(reference) / per_step(c)))
+    least = min(1, reference.max_steps)  # 0 steps are an evaluation of untrained models
+    steps = max(least, round(reference.max_steps * per_step(reference) / per_step(c)))
     return {} if steps == c.max_steps else {"budget.steps": steps, "budget.tokens": None}
 
 
 SOLVERS = {"parameters": equal_parameters, "flops": equal_flops}
+SOLVED = {"parameters": ("d_ff",), "flops": ("budget.steps", "budget.tokens")}  # the keys that they set

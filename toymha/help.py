@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from toymha import config
-from toymha.config import GROUPS, choices
+from toymha.config import GROUPS, SPECIAL, choices
 from toymha.schema import keys, word
 
 EXAMPLES = """
 Examples
   toymha train model=mha n_head=8                        train one model, about three minutes on two cores
   toymha train -m n_head=1,2,4,8,16 seed=0,1,2           train fifteen, in parallel, and compare them
+  toymha train sweep=w_o                                 test a statement, with a verdict
+  toymha reproduce                                       test them all, in an hour on two cores
   tensorboard --logdir outputs                           look at the curves
 """
 
@@ -58,6 +60,11 @@ def help_of(name: str, command: Command, extra: Path | None = None) -> str:
         f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group, extra))}" for group in GROUPS
     ]
     lines.append(f"  {'like=':10} {'none':12} a finished run folder whose settings take the place of the defaults")
+    lines.append(f"  {'compare=':10} {'none':12} of steps, parameters, flops, time: what a sweep=NAME makes equal")
+    if name == "plan":
+        lines.append(
+            f"  {'time=':10} {'false':12} true: try a few steps of each kind of run, and say how long all take"
+        )
     section = None
     for k, (f, hint) in config.settable().items():
         head = k.rpartition(".")[0]
@@ -102,7 +109,7 @@ def complete(shell: str, line: str, commands: dict[str, Command]) -> list[str]:
         return [c for c in commands if c.startswith(current)]
     options = commands[command].options
     if not equals:
-        names = [*GROUPS, "like", *config.settable()] if options is config.Config else list(keys(options))
+        names = [*GROUPS, *SPECIAL, *config.settable()] if options is config.Config else list(keys(options))
         return [f"{n}=" for n in names if n.startswith(current)]
     # bash takes the part behind "=" for a word of its own, zsh does not
     before = f"{name}=" if shell == "zsh" else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from toymha.config import GROUPS, REPLICATES
 from toymha.runs import Run
-from toymha.schema import UserError, nearest
+from toymha.schema import UserError, nearest, word
 
 
 @dataclass(frozen=True)
@@ -79,23 +79,11 @@ class Metric:
     digits: int = 4
     higher_is_better: bool = False
 
-    def show(self, value: float | None) -> str:
-        """A value of the metric itself."""
-        if value is None or math.isnan(value):
-            return "-"
-        if self.share:
-            return f"{value:.0%}"
-        return f"{value:,.0f}" if self.ratio and abs(value) >= 100 else f"{value:.{self.digits}f}"
-
     def signed(self, told: float) -> str:
         """A difference as `told` gives it, with its sign."""
         if math.isnan(told):
             return "-"
         return f"{told:+.{(1 if abs(told) >= 1 or not told else 2) if self.ratio or self.share else self.digits}f}"
-
-    def show_difference(self, told: float) -> str:
-        """The same with its unit."""
-        return f"{self.signed(told)} {self.unit_of_difference}".rstrip()
 
     @property
     def unit_of_difference(self) -> str:
@@ -113,7 +101,7 @@ class Metric:
     def told(self, difference: float) -> float:
         """A difference on that scale as people tell it: in the metric's unit, or in percent."""
         if self.ratio:
-            return 100 * math.expm1(difference) if difference < 700 else math.inf
+            return percent(difference)
         return 100 * difference if self.share else difference
 
     def scaled(self, told: float) -> float:
@@ -121,6 +109,16 @@ class Metric:
         if self.ratio:
             return math.log1p(told / 100) if told > -100 else -math.inf
         return told / 100 if self.share else told
+
+
+def percent(log_ratio: float) -> float:
+    """A difference of logarithms, such as of two losses, as the change in percent; infinite where it overflows."""
+    return 100 * math.expm1(log_ratio) if log_ratio < 700 else math.inf
+
+
+def setting_name(setting: dict[str, Any]) -> str:
+    """Keys with their values as one types them: `n_head=4, w_o=false`."""
+    return ", ".join(f"{k}={word(v)}" for k, v in setting.items())
 
 
 def number(summary: Any, path: tuple[str, ...]) -> float | None:
@@ -134,24 +132,36 @@ def _number(*path: str) -> Callable[[Result], float | None]:
     return lambda result: number(result.summary, path)
 
 
+SPLITS = {"val": "validation", "test": "test"}
+
+
+def _loss(split: str) -> Metric:
+    return Metric(f"{split}_loss", f"loss on the {SPLITS[split]} split", "nats", _number(split, "loss"))
+
+
+def _ppl(split: str) -> Metric:
+    return Metric("ppl", f"perplexity on the {SPLITS[split]} split", "%", _number(split, "ppl"), ratio=True, digits=3)
+
+
+def _bits_per_char(split: str) -> Metric:
+    label = f"bits per character on the {SPLITS[split]} split"
+    return Metric("bits_per_char", label, "bits", _number(split, "bits_per_char"))
+
+
+def _speed(name: str, label: str, field: str) -> Metric:
+    return Metric(name, label, "tokens/s", _number(field), ratio=True, higher_is_better=True)
+
+
+OF_SPLIT = {"ppl": _ppl, "bits_per_char": _bits_per_char}  # metrics whose name does not say on which split
 METRICS = {
     m.name: m
     for m in (
-        Metric("test_loss", "loss on the test split", "nats", _number("test", "loss")),
-        Metric("val_loss", "loss on the validation split", "nats", _number("val", "loss")),
-        Metric("ppl", "perplexity on the test split", "%", _number("test", "ppl"), ratio=True, digits=3),
-        Metric("bits_per_char", "bits per character on the validation split", "bits", _number("val", "bits_per_char")),
-        Metric(
-            "tokens_per_s", "training speed", "tokens/s", _number("tokens_per_s"), ratio=True, higher_is_better=True
-        ),
-        Metric(
-            "decode_tokens_per_s",
-            "decoding speed",
-            "tokens/s",
-            _number("decode_tokens_per_s"),
-            ratio=True,
-            higher_is_better=True,
-        ),
+        _loss("test"),
+        _loss("val"),
+        _ppl("test"),
+        _bits_per_char("test"),
+        _speed("tokens_per_s", "training speed, of the median step", "steady_tokens_per_s"),
+        _speed("decode_tokens_per_s", "decoding speed", "decode_tokens_per_s"),
         Metric("parameters", "parameters", "", _number("parameters"), ratio=True, exact=True),
         Metric("flops", "FLOPs of training, a token", "", _number("flops_per_token"), ratio=True, exact=True),
         Metric("kv_bytes", "bytes of KV cache for one sequence", "", _number("kv_bytes"), ratio=True, exact=True),
@@ -171,8 +181,10 @@ BY_RELATION = {
 def metric(name: str, split: str = "test") -> Metric:
     """A metric by name: one of METRICS, or `loss/R`, `right/R`, `accuracy/R`, `learned/R` for a relation R.
 
-    Raises UserError with the nearest name.
+    `split`: where it is measured, if its name does not say. Raises UserError with the nearest name.
     """
+    if name in OF_SPLIT:
+        return OF_SPLIT[name](split)
     if name in METRICS:
         return METRICS[name]
     kind, _, relation = name.partition("/")
@@ -187,7 +199,9 @@ def metric(name: str, split: str = "test") -> Metric:
 
 def _learned(relation: str) -> Callable[[Result], float | None]:
     def read(result: Result) -> float | None:
-        learned = result.summary.get("learned")
-        return None if learned is None else float(learned.get(relation) is not None)
+        if result.status == "diverged":
+            return 0.0
+        learned = result.summary.get("learned") or {}
+        return float(learned[relation] is not None) if relation in learned else None
 
     return read

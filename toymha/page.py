@@ -25,8 +25,9 @@ from toymha import caveats, runs
 from toymha.config import GROUPS, REPLICATES
 from toymha.console import duration, quote
 from toymha.metrics import Result
-from toymha.report import Report, Row
+from toymha.report import Report, tuned_words
 from toymha.schema import word
+from toymha.table import Row
 from toymha.verdict import Finding
 
 SIGNS = {"supported": "✓", "refuted": "✗", "undecided": "?"}  # a verdict is never told by colour alone
@@ -34,7 +35,7 @@ SIGNS = {"supported": "✓", "refuted": "✗", "undecided": "?"}  # a verdict is
 
 def write_report(report: Report) -> list[Path]:
     """report.html, report.md, report.csv and report.json in the folder of the runs; their paths, in this order."""
-    from toymha.plots import pictures
+    from toymha.pictures import pictures
 
     facts = facts_of(report)
     for name, more in (("report.html", {"pictures": pictures(report)}), ("report.md", {})):
@@ -77,53 +78,42 @@ def facts_of(report: Report) -> dict[str, Any]:
     table, results, verdict = report.table, report.table.results, report.verdict
     notes = table.notes()
     warnings = [n.removeprefix("warning: ") for n in notes if n.startswith("warning: ")]
-    shared, differing = _configuration(table.rows)
+    begun = [row for row in table.rows if row.results]
+    shared, differing = _configuration(begun)
     return {
         "title": report.sweep.name if report.sweep else report.folder.absolute().name,
         "progress": _progress(report),
         "sweep": report.sweep,
         "verdict": verdict if verdict and verdict.findings else None,
-        "needed": _needed(report),
+        "needed": verdict.open_text() if verdict else "",
         "tally": Counter(f.verdict for f in verdict.findings).items() if verdict else (),
         "checks": [_check(f) for f in verdict.findings] if verdict else [],
         "check_cells": _check_cells(verdict.findings) if verdict else [],
-        "warnings": [*(verdict.warnings if verdict else []), *warnings],
+        "warnings": [*report.warnings, *warnings],
         "cells": table.cells(),
         "left": len(table.axes),
         "notes": [n for n in notes if not n.startswith("warning: ")],
         "relations": table.relations(),
         "realised": caveats.realised(results),
-        "tuned": [_tuned(t) for t in report.tuned],
+        "flops": caveats.FLOPS,
+        "tuned": [tuned_words(t) for t in report.tuned],
         "shared": shared,
         "differing": differing,
         "provenance": _provenance(results),
-        "links": [(row.name, [_link(report.folder, r) for r in row.results]) for row in table.rows],
+        "links": [(row.name, [_link(report.folder, r) for r in row.results]) for row in begun],
         "commands": _commands(report),
     }
 
 
 def _progress(report: Report) -> dict[str, Any]:
     """How many runs are done of those that were asked for, and how the others stand."""
-    counted = Counter(r.status for r in report.table.results)
-    path = report.folder / "sweep.json"
-    asked = set(runs.read_json(path).get("runs", [])) if path.is_file() else set()
-    missing = len(asked - {str(r.path.relative_to(report.folder)) for r in report.table.results})
+    table = report.table
+    counted = Counter(r.status for r in table.results)
+    missing = table.missing + sum(row.missing for row in table.rows)
     others = [f"{counted[s]} {s}" for s in runs.STATUSES if s != "done" and counted[s]]
     others += [f"{missing} not begun"] if missing else []
     going = bool(missing or counted["running"] or counted["interrupted"])
     return {"done": counted["done"], "runs": counted.total() + missing, "others": ", ".join(others), "going": going}
-
-
-def _needed(report: Report) -> str:
-    """How many seeds would decide what is open."""
-    if report.verdict is None or report.verdict.word != "undecided":
-        return ""
-    n = report.verdict.seeds_needed
-    return (
-        f"{n} seeds would decide it, if the difference stays"
-        if n
-        else "how many seeds would decide it cannot be said yet"
-    )
 
 
 def _check(f: Finding) -> dict[str, Any]:
@@ -131,7 +121,9 @@ def _check(f: Finding) -> dict[str, Any]:
     m, percent = f.metric, f.perplexity()
     facts = {
         "claimed": f.claim(),
-        "95 % interval": "" if m.exact else _interval(f, (f.low, f.high)),
+        "simultaneous 95 % interval" if f.simultaneous else "95 % interval": (
+            "" if m.exact else _interval(f, (f.low, f.high))
+        ),
         "bootstrap interval": _interval(f, f.bootstrap) if f.bootstrap else "",
         "p": _p(f.p),
         "p after Holm": _p(f.p_holm),
@@ -174,16 +166,6 @@ def _interval(f: Finding, ends: tuple[float, float]) -> str:
 
 def _p(p: float) -> str:
     return "" if math.isnan(p) else "< 0.0001" if p < 0.0001 else f"{p:.4f}"
-
-
-def _tuned(t: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
-    """(setting, what was chosen for it, each candidate with its validation loss)."""
-    tried = [(_typed(c["values"]), "-" if c["val_loss"] is None else f"{c['val_loss']:.4f}") for c in t["candidates"]]
-    return _typed(t["setting"]) or "all", _typed(t["chosen"]) or "-", tried
-
-
-def _typed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={word(v)}" for k, v in values.items())
 
 
 def _configuration(rows: Sequence[Row]) -> tuple[list[tuple[str, str]], list[list[str]]]:
@@ -299,6 +281,8 @@ def markdown(value: Any) -> Any:
 
 def _cell(value: Any) -> str:
     """The same inside a line. Underscores inside words mean nothing there and stay."""
+    if isinstance(value, Markup):
+        return str(value)
     text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:]))", r"\\\1", text)
 

@@ -1,6 +1,6 @@
 """How long plans will take on this machine: each kind of run is tried for a few steps, as many at a time as later.
 
-A trial is the beginning of a real run, in a temporary folder: its steps and evaluations cost what they cost later.
+A trial is the beginning of a real run, in a temporary folder: its steps and looks cost what they cost later.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import signal
 import tempfile
-from dataclasses import dataclass, replace
-from itertools import pairwise
+import time
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
@@ -22,57 +23,99 @@ from toymha.schema import UserError
 from toymha.sweep import Plan, crew
 
 STEPS = 8  # of a trial
+FIRST = 3  # of them, which are slower than all others
 START = 5.0  # seconds until workers have imported torch
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one training step, of one look (evaluation, checkpoint), and of the evaluations at the end."""
+    """Seconds of one training step, of one look, and of what is done once in a run.
+
+    A look is an evaluation with its statistics, the sample and the checkpoint. Once: reading the text, building the
+    model, evaluating the whole splits (of the last weights; where others were the best, theirs come on top) and
+    timing the decoding.
+    """
 
     step: float
     look: float
-    end: float
+    once: float
 
     def of(self, c: Config, done: int = 0) -> float:
         """Seconds of the whole run, of which `done` steps are over."""
-        if c.max_steps is None:
-            return 60 * (c.budget.minutes or 0.0) + self.end + 5 * self.look
-        left = c.max_steps - done
-        return left * self.step + math.ceil(left / c.budget.eval_every + 1) * self.look + self.end
+        limits = [] if c.max_steps is None else [c.max_steps]
+        limits += [math.ceil(60 * c.budget.minutes / self.step)] if c.budget.minutes and self.step else []
+        steps, every = min(limits, default=0), c.budget.eval_every
+        looks = math.ceil(steps / every) - done // every + (not done)  # the last step and the untrained model too
+        return max(0, steps - done) * self.step + looks * self.look + self.once
 
 
-class Enough:
-    """A Stop that arrives after some steps: `train` asks for its `signum` before each."""
+@dataclass
+class Clock(Console):
+    """A Console and a Stop in one, so that it hears all that it wants to time; it stops after STEPS steps."""
 
-    def __init__(self, stop: Any, steps: int) -> None:
-        self.stop, self.left = stop, steps + 1
+    outer: Any  # the Stop that a signal reaches
+    began: float = field(default_factory=time.perf_counter)
+    started: float = 0.0  # everything is ready
+    asked: list[float] = field(default_factory=list)  # before each step, what belongs to the last one being done
+    stepped: list[float] = field(default_factory=list)  # after each step, before it is logged and looked at
+    quiet = True
+    bar = None
+
+    def start(self, *_: Any) -> None:
+        self.started = time.perf_counter()
+
+    def step(self, *_: Any) -> None:
+        self.stepped.append(time.perf_counter())
 
     @property
     def signum(self) -> int:
-        self.left -= 1
-        return self.stop.signum or (signal.SIGTERM if self.left < 0 else 0)
+        """`train` asks once before each step."""
+        self.asked.append(time.perf_counter())
+        return self.outer.signum or (signal.SIGTERM if len(self.stepped) >= STEPS else 0)
 
     def check(self) -> None:
         from toymha.train import Interrupted
 
-        if self.stop.signum or self.left < 0:
-            raise Interrupted(self.stop.signum or signal.SIGTERM)
+        if self.outer.signum or len(self.stepped) >= STEPS:
+            raise Interrupted(self.outer.signum or signal.SIGTERM)
+
+    def pace(self, looks_at_end: float, decoding: float) -> Pace:
+        """`looks_at_end`: how many times a look's tokens are evaluated at the end; `decoding`: seconds of timing it."""
+        steps = [b - a for a, b in zip(self.asked, self.stepped)]
+        first, last = self.asked[0] - self.started, self.asked[STEPS] - self.stepped[STEPS - 1]
+        evaluating = min(first, last)  # the first look draws no sample and saves no checkpoint, but meets a cold cache
+        once = self.started - self.began + evaluating * looks_at_end + decoding
+        return Pace(median(steps[FIRST:]), last, once)
 
 
 def predict(plans: list[Plan]) -> list[float]:
     """Seconds for what each plan has still to train. Raises UserError when a trial fails."""
-    from toymha.train import Stop
-
     crews = [crew(plan) for plan in plans]
     kinds = {kind_of(j.point.config): (j.point, threads) for p, (_, threads) in zip(plans, crews) for j in p.todo}
-    n = min(max(n for n, _ in crews), len(kinds))
-    paces: dict[str, Pace] = {}
+    if not kinds:
+        return [0.0] * len(plans)
+    paces = _tried(list(kinds.values()), max(n for n, _ in crews))
+    return [_duration(plan, n, paces) for plan, (n, _) in zip(plans, crews)]
+
+
+def _tried(kinds: list[tuple[Point, int]], n: int) -> dict[str, Pace]:
+    """Kind -> its pace while n are tried at a time: the first come again at the end, so that no trial runs alone."""
+    from toymha.train import Stop
+
+    found: dict[str, list[Pace]] = {}
     with tempfile.TemporaryDirectory() as folder, Stop() as stop, Pool(n, stop, trial) as pool:
-        for point, outcome, _ in pool.outcomes([shortened(p, folder, threads) for p, threads in kinds.values()]):
+        trials = islice(cycle(kinds), len(kinds) + n - 1)
+        tasks = [shortened(point, f"{folder}/{i}", threads) for i, (point, threads) in enumerate(trials)]
+        for point, outcome, _ in pool.outcomes(tasks):
+            if stop.signum:
+                raise KeyboardInterrupt
             if not isinstance(outcome, Pace):
                 raise UserError(f"{point.label} cannot be tried: {outcome}")
-            paces[kind_of(point.config)] = outcome
-    return [_duration(plan, n, paces) for plan, (n, _) in zip(plans, crews)]
+            found.setdefault(kind_of(point.config), []).append(outcome)
+    return {
+        kind: Pace(median(p.step for p in paces), median(p.look for p in paces), median(p.once for p in paces))
+        for kind, paces in found.items()
+    }
 
 
 def _duration(plan: Plan, n: int, paces: dict[str, Pace]) -> float:
@@ -86,45 +129,44 @@ def _duration(plan: Plan, n: int, paces: dict[str, Pace]) -> float:
 
 
 def kind_of(c: Config) -> str:
-    """What runs of equal pace have in common: all but seeds and what is neither size nor shape."""
-    model = (c.n_layer, c.dim, c.n_head, c.G, c.D, c.Dv, c.F, c.mlp, c.norm, c.pos, c.w_o, c.tied_heads)
-    return repr((model, c.seq_len, c.batch_size, c.grad_accum, c.optim.name, c.data, c.budget.eval_tokens))
+    """What runs of equal pace have in common: all but seeds, lengths and what is neither size nor shape."""
+    sizes = (c.n_layer, c.dim, c.n_head, c.G, c.D, c.Dv, c.F, c.vocab_size)
+    switches = (c.mlp, c.norm, c.norm_position, c.pos, c.w_o, c.tied_heads, c.score_scale, c.causal)
+    dropout = (c.attn_dropout > 0, c.resid_dropout > 0)
+    work = (c.seq_len, c.batch_size, c.grad_accum, c.optim.name, c.data, c.precision, c.compile)
+    return repr((sizes, switches, dropout, work, c.budget.eval_tokens, c.budget.sample_tokens, c.budget.decode_tokens))
 
 
 def shortened(p: Point, folder: str, threads: int) -> Point:
-    """The point as a trial: every step is logged, and the last of them is looked at."""
-    budget = replace(p.config.budget, eval_every=STEPS, log_every=1, sample_tokens=0)
-    c = replace(p.config, budget=budget, output_dir=folder, threads=threads, overwrite=True)
-    return replace(p, config=c)
+    """The point as a trial: its last step but one is looked at. The learning rate is too small for it to diverge."""
+    c = p.config
+    limits = {"steps": STEPS + 1, "tokens": None, "minutes": None, "eval_every": STEPS, "checkpoint_every": None}
+    optim = replace(c.optim, lr=1e-6, muon_lr=c.optim.muon_lr and 1e-6)
+    budget = replace(c.budget, **limits)  # type: ignore[arg-type]
+    return replace(p, config=replace(c, budget=budget, optim=optim, output_dir=folder, threads=threads))
 
 
 def trial(point: Point, stop: Any) -> Pace | str:
     """In a worker: the pace of one point, or what went wrong."""
+    from toymha.bench import decoding_speed
+    from toymha.device import set_up
     from toymha.train import Interrupted, check_data, train_point
 
     c = point.config
-    run = runs.Run(runs.folder(c, point.label), c)
-    enough: Any = Enough(stop, STEPS)
     try:
-        train_point(point, Console(quiet=True), enough)
+        corpus = check_data(c)  # the first in a process, and it warms what later ones find warm
+        clock: Any = Clock(stop)
+        train_point(point, clock, clock)
     except (Interrupted, KeyboardInterrupt):
         if stop.signum:
             return "interrupted"
     except UserError as e:
         return str(e)
-    sizes = {name: len(split.tokens) for name, split in check_data(c).splits.items()}
+    if len(clock.asked) <= STEPS:
+        return runs.Run(runs.folder(c, point.label), c).summary.get("error", "it did not get far enough")
+    began = time.perf_counter()
+    decoding_speed(c, corpus.tokenizer.vocab_size, *set_up(c))
+    sizes = {name: len(split.tokens) for name, split in corpus.splits.items()}
     tokens = sizes["val"] + sizes.get("test", 0)
-    return pace_of(run.rows(), run.summary, tokens / min(c.budget.eval_tokens, sizes["val"]))
-
-
-def pace_of(rows: list[dict[str, Any]], summary: dict[str, Any], looks_at_end: float) -> Pace | str:
-    """From the times of the logged rows, one a step and one for the look after the last of them.
-
-    `looks_at_end`: how many times a look's tokens are evaluated at the end of a run.
-    """
-    times = [r["time"] for r in rows if "loss/train" in r]
-    looks = [r["time"] for r in rows if "loss/val" in r]
-    if len(times) < 3 or len(looks) < 2:
-        return summary.get("error", "it did not get far enough")
-    look = looks[-1] - times[-1]
-    return Pace(median(b - a for a, b in pairwise(times)), look, look * looks_at_end)
+    looks_at_end = tokens / min(c.budget.eval_tokens, sizes["val"])
+    return clock.pace(looks_at_end, time.perf_counter() - began)

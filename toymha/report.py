@@ -1,245 +1,21 @@
-"""Run folders -> a table: for each setting the runs, mean, spread, and difference to the baseline. No torch."""
+"""Run folders -> a report: the table, what was tuned, the verdict where the runs test a statement. No torch."""
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import json
-import math
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toymha import caveats, runs, schema, stats
+from toymha import caveats, runs, schema
 from toymha.config import REPLICATES
-from toymha.metrics import METRICS, Metric, Result, number
-from toymha.schema import UserError, word
+from toymha.metrics import Result, setting_name
+from toymha.schema import UserError
 from toymha.statement import Sweep
+from toymha.table import Table, columns
 from toymha.verdict import Verdict, judge
-
-
-@dataclass
-class Row:
-    """All seeds of one setting."""
-
-    setting: dict[str, Any]  # swept key -> value
-    results: list[Result] = field(default_factory=list)
-
-    def add(self, result: Result) -> None:
-        if result.replicate not in {r.replicate for r in self.results}:  # else the same run under a second name
-            self.results.append(result)
-
-    @property
-    def done(self) -> list[Result]:
-        return [r for r in self.results if r.done]
-
-    def values(self, metric: Metric) -> dict[tuple[int, ...], float]:
-        """Replicate -> the metric, on its scale."""
-        found = {r.replicate: metric.of(r) for r in self.results}
-        return {k: v for k, v in sorted(found.items()) if v is not None}
-
-    def mean(self, *path: str) -> float | None:
-        """The mean of a number in summary.json over the finished runs."""
-        numbers = [v for r in self.done if (v := number(r.summary, path)) is not None]
-        return math.fsum(numbers) / len(numbers) if numbers else None
-
-    @property
-    def name(self) -> str:
-        return ", ".join(f"{k}={word(v)}" for k, v in self.setting.items()) or "runs"
-
-    def notes(self) -> list[str]:
-        """What is not in the means, and why."""
-        statuses = [r.status for r in self.results if r.status != "done"]
-        counted = ", ".join(f"{statuses.count(s)} {s}" for s in sorted(set(statuses)))
-        out = [f"{self.name}: {counted} (not in the means)"] if counted else []
-        for r in self.results:
-            if r.done and r.stalled:
-                out.append(f"{self.name}: {r.seed_name} is no better than the frequencies of tokens")
-            elif not r.done and "error" in r.summary:
-                out.append(f"{self.name}: {r.seed_name} {r.status}: {r.summary['error']}")
-        return out
-
-
-@dataclass
-class Table:
-    """Rows in order of the swept values. `axes`: the swept keys; `slices`: those within which rows are compared."""
-
-    axes: list[str]
-    rows: list[Row]
-    slices: list[str] = field(default_factory=list)
-    split: str = "val"  # test for a statement: nothing was chosen by it
-
-    @classmethod
-    def of(cls, found: Iterable[Result], axes: list[str], order: Sequence[dict[str, Any]] = ()) -> Table:
-        """`axes`: the keys that tell the rows apart; `order`: their values in the order they were asked for."""
-        rows: dict[str, Row] = {}
-        for result in found:
-            setting = {a: result.value(a) for a in axes}
-            rows.setdefault(json.dumps(setting), Row(setting)).add(result)
-        asked = {
-            json.dumps({a: o[a] for a in axes}): i for i, o in reversed(list(enumerate(order))) if set(axes) <= set(o)
-        }
-
-        def place(k: str) -> tuple[int, list[Any]]:
-            return asked.get(k, len(asked)), [_sort_key(v) for v in rows[k].setting.values()]
-
-        return cls(axes, [rows[k] for k in sorted(rows, key=place)])
-
-    @property
-    def results(self) -> list[Result]:
-        return [r for row in self.rows for r in row.results]
-
-    @property
-    def metric(self) -> Metric:
-        """What rows are compared in: the loss, or bits a character where texts or tokens differ."""
-        if len({r.text for r in self.results}) > 1:
-            return METRICS["bits_per_char"]
-        return METRICS[f"{self.split}_loss"]
-
-    def baseline(self, row: Row) -> Row:
-        """The first row of the same slice."""
-        return next(r for r in self.rows if all(r.setting[k] == row.setting[k] for k in self.slices))
-
-    @functools.cached_property
-    def differences(self) -> list[dict[str, Any] | None]:
-        """A row each: its paired difference to the baseline with intervals and p-values; None for a baseline."""
-        out: list[dict[str, Any] | None] = []
-        for row in self.rows:
-            first = self.baseline(row)
-            if row is first:
-                out.append(None)
-                continue
-            value, base = row.values(self.metric), first.values(self.metric)
-            pairs = [value[k] - base[k] for k in sorted(value.keys() & base.keys())]
-            e, spread = stats.estimate(pairs), stats.estimate(list(base.values())).std
-            low, high = stats.bootstrap(pairs) or (None, None)
-            out.append(
-                {
-                    "difference": e.mean,
-                    "difference_low": e.low,
-                    "difference_high": e.high,
-                    "bootstrap_low": low,
-                    "bootstrap_high": high,
-                    "p": stats.p_value(pairs),
-                    "percent_of_perplexity": 100 * math.expm1(e.mean) if self.metric.unit == "nats" else None,
-                    "in_seed_noise": e.mean / spread if spread else None,
-                    "settles": stats.settles(e.std, e.n) if e.n > 1 else None,
-                    "pairs": e.n,
-                }
-            )
-        found = [d for d in out if d]
-        for d, p in zip(found, stats.holm([d["p"] for d in found])):
-            d["p_holm"] = p
-        return out
-
-    def records(self) -> list[dict[str, Any]]:
-        """A flat record a row, numbers unrounded; what the data has no answer for is None."""
-        out: list[dict[str, Any]] = []
-        names = ["difference", "difference_low", "difference_high", "bootstrap_low", "bootstrap_high", "p", "p_holm"]
-        names += ["percent_of_perplexity", "in_seed_noise", "settles", "pairs"]
-        for row, difference in zip(self.rows, self.differences):
-            loss = stats.estimate([r.summary[self.split]["loss"] for r in row.done if r.summary.get(self.split)])
-            steps = [r.summary["best"]["step"] for r in row.done]
-            numbers = {
-                "parameters": next((p for r in row.results if (p := r.summary.get("parameters"))), None),
-                "runs": len(row.results),
-                "done": len(row.done),
-                f"{self.split}_loss": loss.mean,
-                f"{self.split}_loss_std": loss.std,
-                "best_val_loss": row.mean("best", "loss"),
-                "best_step_min": min(steps, default=None),
-                "best_step_max": max(steps, default=None),
-                "perplexity": row.mean(self.split, "ppl"),
-                "bits_per_char": row.mean(self.split, "bits_per_char"),
-                "flops_per_token": row.mean("flops_per_token"),
-                "kv_bytes": row.mean("kv_bytes"),
-                "tokens_per_s": row.mean("tokens_per_s"),
-                "compared_in": self.metric.name,
-                **{k: (difference or {}).get(k) for k in names},
-            }
-            clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()}
-            out.append(row.setting | clean)
-        return out
-
-    def text(self) -> str:
-        """The table for a terminal, with the rule of reading below."""
-        if not self.rows:
-            return "no runs\n"
-        return "\n".join([*columns(self.cells(), len(self.axes)), *self.notes()]) + "\n"
-
-    def cells(self) -> list[list[str]]:
-        """The table as people read it, the head first."""
-        head = ["parameters", "runs", f"{self.split} loss", "std", "best val", "at step", "perplexity", "bits/char"]
-        what = "loss" if self.metric.unit == "nats" else "bits/char"
-        lines = [[*self.axes, *head, f"{what} - baseline, 95 % interval"]]
-        for row, r, d in zip(self.rows, self.records(), self.differences):
-            low, high = r["best_step_min"], r["best_step_max"]
-            cells = [
-                f"{r['parameters'] or 0:,}",
-                f"{r['done']}/{r['runs']}" if r["done"] < r["runs"] else str(r["runs"]),
-                *(_num(r[k]) for k in (f"{self.split}_loss", f"{self.split}_loss_std", "best_val_loss")),
-                "-" if low is None else f"{low}" if low == high else f"{low}-{high}",
-                *(_num(r[k]) for k in ("perplexity", "bits_per_char")),
-                _difference(d),
-            ]
-            lines.append([*map(word, row.setting.values()), *cells])
-        return lines
-
-    def relations(self) -> list[list[str]]:
-        """By relation, for texts with tags: loss (floor), probability of the right class, learned in how many runs."""
-        scores = [r.summary[self.split] for r in self.results if r.done]
-        parts: dict[str, Any] = next((s["parts"] for s in scores if s.get("parts")), {})
-        if not parts:
-            return []
-        lines = [[*self.axes, "relation", "loss", "floor", "right", "accuracy", "learned", "at step"]]
-        for row in self.rows:
-            for name in parts:
-                at = [r.summary.get("learned", {}).get(name) for r in row.done]
-                steps = sorted(s for s in at if s is not None)
-                span = "" if not steps else str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]}-{steps[-1]}"
-                numbers = [row.mean(self.split, "parts", name, k) for k in ("loss", "floor", "right", "accuracy")]
-                shown = ["-" if v is None else f"{v:.3f}" for v in numbers]
-                lines.append([*map(word, row.setting.values()), name, *shown, f"{len(steps)}/{len(at)}", span or "-"])
-        return lines
-
-    def notes(self) -> list[str]:
-        tested = "test: whole test split; " if self.split == "test" else ""
-        out = [
-            f"loss: mean over seeds, nats a token, whole split, last weights; {tested}best: of the best evaluation;",
-            "rows as they were asked for, not ranked; differences to the first row"
-            + (f" of the same {', '.join(self.slices)}" if self.slices else "")
-            + ", paired by seed; * p < 0.05 after Holm",
-        ]
-        out += [note for row in self.rows for note in row.notes()]
-        out += filter(None, map(self._troubles, self.rows))
-        if self.metric.name == "bits_per_char":
-            sizes = sorted({s for r in self.results if (s := r.summary.get("vocab_size"))})
-            said = f"these runs have different texts or tokens (vocabularies: {', '.join(map(str, sizes))})"
-            out.append(f"warning: {said}; compare bits/char, not loss or perplexity")
-        return out
-
-    def _troubles(self, row: Row) -> str:
-        """Whether a setting diverges or stalls more often than its baseline, by Fisher's exact test."""
-        sides = [[r.stalled for r in side.results if r.done or r.stalled] for side in (row, self.baseline(row))]
-        (k1, n1), (k2, n2) = ((sum(side), len(side)) for side in sides)
-        if not n1 or not n2 or k1 * n2 == k2 * n1:
-            return ""
-        p = stats.fisher(k1, n1, k2, n2)
-        return f"{row.name}: {k1}/{n1} diverged or stalled against {k2}/{n2} (Fisher's exact p = {p:.3g})"
-
-    def write(self, folder: Path) -> None:
-        """report.csv and report.json in the folder of the runs."""
-        records = self.records()
-        text = io.StringIO()
-        if records:
-            writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(records)
-        for name, content in (("report.csv", text.getvalue()), ("report.json", json.dumps(records, indent=1) + "\n")):
-            runs.write_text(folder / name, content)
 
 
 @dataclass
@@ -250,6 +26,8 @@ class Report:
     table: Table
     sweep: Sweep | None = None
     tuned: list[dict[str, Any]] = field(default_factory=list)
+    asked: list[dict[str, Any]] = field(default_factory=list)  # the setting of each run that was asked for
+    told: list[str] = field(default_factory=list)  # warnings that sweep.json has from the sweep itself
 
     @classmethod
     def load(cls, folder: str | Path) -> Report:
@@ -263,50 +41,75 @@ class Report:
 
     @classmethod
     def of(cls, path: Path, found: list[Result], about: dict[str, Any]) -> Report:
-        """`about`: the contents of sweep.json, or nothing."""
-        # The axes of the last sweep tell its own runs apart; other runs in the folder may differ in other keys.
-        asked = set(about.get("runs", []))
+        """`about`: the contents of sweep.json, or nothing. Raises UserError where no run of a statement has begun."""
+        asked = asked_of(about)
+        names = {id(r): r.path.relative_to(path).as_posix() for r in found}
         sweep = schema.build(about["sweep"], Sweep, "sweep.") if about.get("sweep") else None
         if sweep:  # a statement is judged by the runs it asked for
-            found = [r for r in found if str(r.path.relative_to(path)) in asked]
-        ours = {str(r.path.relative_to(path)) for r in found} <= asked
-        table = Table.of(found, about["axes"] if ours else differing(found), about.get("order", []))
+            found = [r for r in found if names[id(r)] in asked]
+            if not found:
+                raise UserError(f"{path}: none of the {len(asked)} runs of this sweep has begun")
+        here = {names[id(r)] for r in found}
+        missing = [setting for name, setting in asked.items() if name not in here]
+        # The axes of the last sweep tell its own runs apart; other runs in the folder may differ in other keys.
+        if here <= asked.keys():
+            table = Table.of(found, about["axes"], about.get("order", []), missing)
+        else:
+            table = Table.of(found, differing(found), about.get("order", []))
+            table.missing = len(missing)
         if sweep:
             table.slices = [k for k in sweep.slices if k in table.axes]
             table.split = "test" if all(r.summary.get("test") for r in table.results if r.done) else "val"
-        return cls(path, table, sweep, about.get("tuned", []))
+        return cls(path, table, sweep, about.get("tuned") or [], list(asked.values()), about.get("warnings") or [])
+
+    @functools.cached_property
+    def warnings(self) -> list[str]:
+        """What a reader must know before believing the comparison."""
+        if self.sweep is None:
+            return self.told
+        return [*self.told, *caveats.warnings_of(self.sweep, self.table.results), *self._inert()]
 
     @functools.cached_property
     def verdict(self) -> Verdict | None:
         if self.sweep is None:
             return None
-        return judge(
-            self.sweep, self.table.results, [*caveats.warnings_of(self.sweep, self.table.results), *self.inert()]
-        )
+        return judge(self.sweep, self.table.results, self.warnings, self.table.axes, [a for a in self.asked if a])
 
-    def inert(self) -> list[str]:
-        """Settings that differ in a swept key and begin alike to the last bit."""
+    def _inert(self) -> list[str]:
+        """Settings that differ in a swept key and end alike to the last bit, by the seed that most have finished."""
         if self.sweep is None or self.sweep.equal:
             return []
-        by_replicate: dict[tuple[int, ...], list[tuple[str, Result]]] = {}
-        for row in self.table.rows:
-            for r in row.results:
-                by_replicate.setdefault(r.replicate, []).append((row.name, r))
-        replicate = min(by_replicate)
-        rows = {name: runs.Run(r.path, None).rows() for name, r in by_replicate[replicate]}  # type: ignore[arg-type]
+        counted = Counter(r.replicate for r in self.table.results if r.done)
+        if not counted:
+            return []
+        replicate = min(counted, key=lambda k: (-counted[k], k))
+        done = {row.name: r for row in self.table.rows for r in row.done if r.replicate == replicate}
+        rows = {name: caveats.logged(r) for name, r in done.items()}
         names = list(rows)
         return caveats.inert((a, b, rows[a], rows[b]) for i, a in enumerate(names) for b in names[i + 1 :])
 
     def text(self) -> str:
-        """For a terminal: the table, by relation, the verdict."""
+        """For a terminal: the table, by relation, how it was compared, the verdict."""
         parts = [self.table.text()]
         if lines := self.table.relations():
             parts.append("\n".join(columns(lines, len(self.table.axes) + 1)) + "\n")
+        if self.tuned:
+            said = [f"  {where}: {chosen} of {tried}" for where, chosen, tried in map(tuned_words, self.tuned)]
+            parts.append("\n".join(["tuned on validation text, with seeds of their own (losses):", *said]) + "\n")
         if self.sweep and (shown := caveats.realised(self.table.results)):
-            parts.append(f"compared at equal {self.sweep.compare}: {shown}\n")
+            parts.append(f"compared at equal {self.sweep.compare}: {shown}\n{caveats.FLOPS}\n")
         if self.verdict:
-            parts.append(self.verdict.text())
+            parts.append(self.verdict.text())  # with the warnings
+        elif self.warnings:
+            parts.append("".join(f"warning: {w}\n" for w in self.warnings))
         return "\n".join(parts)
+
+
+def asked_of(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The runs that sweep.json names: path from the folder, with slashes -> setting. A run asked for twice is one."""
+    paths, order = about.get("runs") or [], about.get("order") or []
+    settings = [*order, *({} for _ in paths[len(order) :])]
+    return {Path(p).as_posix(): setting for p, setting in zip(paths, settings)}
 
 
 def differing(found: list[Result]) -> list[str]:
@@ -318,35 +121,8 @@ def differing(found: list[Result]) -> list[str]:
     return out
 
 
-def _sort_key(value: Any) -> tuple[int, float, str]:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return (1, float(value), "") if number else (0 if value is None else 2, 0.0, str(value))
-
-
-def columns(lines: list[list[str]], left: int) -> list[str]:
-    """Cells under each other, the first `left` columns flush left; a Chinese character is two wide."""
-
-    def width(cell: str) -> int:
-        return sum(1 + (unicodedata.east_asian_width(ch) in "WF") for ch in cell)
-
-    widths = [max(width(line[i]) for line in lines) for i in range(len(lines[0]))]
-    out = []
-    for line in lines:
-        gaps = [" " * (w - width(cell)) for cell, w in zip(line, widths)]
-        out.append("  ".join(c + g if i < left else g + c for i, (c, g) in enumerate(zip(line, gaps))).rstrip())
-    return out
-
-
-def _difference(d: dict[str, Any] | None) -> str:
-    if d is None:
-        return "baseline"
-    if not d["pairs"]:
-        return "no pairs"
-    if d["pairs"] < 2:
-        return f"{d['difference']:+.4f} (one seed: no interval)"
-    mark = " *" if d["p_holm"] < 0.05 else ""
-    return f"{d['difference']:+.4f} [{d['difference_low']:+.4f}, {d['difference_high']:+.4f}]{mark}"
-
-
-def _num(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def tuned_words(t: dict[str, Any]) -> tuple[str, str, str]:
+    """(setting, what was chosen for it, all candidates with their validation losses)."""
+    losses = ["-" if c["val_loss"] is None else f"{c['val_loss']:.4f}" for c in t["candidates"]]
+    tried = "; ".join(f"{setting_name(c['values'])} ({loss})" for c, loss in zip(t["candidates"], losses))
+    return setting_name(t["setting"]) or "all", setting_name(t["chosen"]) or "-", tried

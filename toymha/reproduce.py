@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +13,32 @@ from toymha import compose, fair, runs
 from toymha.compose import Experiment
 from toymha.config import choices
 from toymha.console import duration, quote
+from toymha.metrics import Result
 from toymha.page import Entry, write_index
 from toymha.report import Report, columns
 from toymha.schema import UserError, nearest
-from toymha.sweep import plans, run_sweep
+from toymha.sweep import GPU_RUNS, plans, run_sweep
 
 
-def reproduce(o: Any) -> int:
-    """`o`: cli.ReproduceOptions. The exit status is that of the worst sweep; a signal ends it all at once.
+def reproduce(o: Any, words: Sequence[str] = ()) -> int:
+    """`o`: cli.ReproduceOptions; `words`: what was typed. The exit status is that of the worst sweep; a signal ends it
+    all at once.
 
-    What is done is not done again: the same command goes on where the last one stopped.
+    What is done is not done again: the same command goes on where the last one stopped. The page has all statements
+    at this budget, whichever were asked for.
     """
-    found = [(name, experiment_of(name, o)) for name in statements(o.claims)]  # all are checked before the first begins
-    experiments = dict(sorted(found, key=lambda item: item[1].sweep.place if item[1].sweep else 0))
+    # All that is asked for is checked before the first begins.
+    experiments = by_place({name: fair.equalise(experiment_of(name, o)) for name in statements(o.claims)})
     if o.plan:
         return say_plan(experiments)
     folder = Path(o.output_dir) / "reproduce"
-    status = 0
+    others = {name: experiment_of(name, o) for name in choices("sweep") if name not in experiments}
+    listed, status = by_place(experiments | others), 0
     for i, (name, experiment) in enumerate(experiments.items(), 1):
         assert experiment.sweep is not None
-        print(f"\n[{i}/{len(found)}] {name}: {experiment.sweep.statement}\n", flush=True)
+        print(f"\n[{i}/{len(experiments)}] {name}: {experiment.sweep.statement}\n", flush=True)
         outcome = run_sweep(experiment)
-        page = write_page(folder, experiments, o)
+        page = write_page(folder, listed, shlex.join(["toymha", "reproduce", *words]))
         if outcome > 1:
             return outcome
         status = max(status, outcome)
@@ -53,7 +59,12 @@ def statements(claims: list[str] | None) -> list[str]:
 def experiment_of(name: str, o: Any) -> Experiment:
     words = [f"sweep={name}", f"budget={o.budget}", f"name=reproduce/{o.budget}/{name}", f"output_dir={o.output_dir}"]
     words += [f"device={o.device}", *([f"workers={o.workers}"] if o.workers else [])]
-    return fair.equalise(compose.experiment(words))
+    return compose.experiment(words)
+
+
+def by_place(experiments: dict[str, Experiment]) -> dict[str, Experiment]:
+    """In the order of the page."""
+    return dict(sorted(experiments.items(), key=lambda item: item[1].sweep.place if item[1].sweep else 0))
 
 
 def say_plan(experiments: dict[str, Experiment]) -> int:
@@ -80,25 +91,42 @@ def entry(name: str, experiment: Experiment, folder: Path) -> Entry:
     about = (sweep.statement or sweep.question, sweep.source, f"toymha train sweep={name} budget={budget}")
     if not (path / "sweep.json").is_file() or not list(path.glob("*/*/run.json")):
         return Entry(name, *about[:2], "not run yet", None, [], about[2], None, 0, len(experiment.points), "")
-    report = Report.load(path)
+    try:
+        report = Report.load(path)
+    except UserError as e:  # one folder that is damaged, or of an earlier version, must not take the page away
+        return Entry(name, *about[:2], "cannot be read", str(e), [], about[2], None, 0, len(experiment.points), "")
     verdict, results = report.verdict, report.table.results
     assert verdict is not None
     findings = [(f"{f.that} ({f.place})" if f.where else f.that, f.text(), f.verdict) for f in verdict.findings]
-    workers = experiment.points[0].config.workers or runs.cores()
-    seconds = sum(r.summary.get("wall_seconds", 0.0) for r in results) / workers
-    done, link = sum(r.done for r in results), str(path.relative_to(folder) / "report.html")
+    seconds = seconds_of(path, results, experiment.points[0].config.workers)
+    done, link = sum(r.done for r in results), (path.relative_to(folder) / "report.html").as_posix()
     asked = len(experiment.points)
     return Entry(name, *about[:2], verdict.word, verdict.turns_on, findings, about[2], seconds, done, asked, link)
 
 
-def write_page(folder: Path, experiments: dict[str, Experiment], o: Any) -> Path:
+def seconds_of(folder: Path, results: Sequence[Result], workers: int | None) -> float:
+    """How long the runs of a statement and the trials before them took, as many at a time as the machine had them.
+
+    The wall time of each run counts all its attempts, with evaluation and decoding; starting the workers is left out.
+    """
+    trials = [Result.of(r) for r in runs.find(f"{folder}-tuning")]
+    out = 0.0
+    for part in filter(None, (results, trials)):
+        info = part[0].info
+        cores = (info.get("machine") or {}).get("cores") or runs.cores()
+        at_a_time = workers or (cores if info.get("device", "cpu") == "cpu" else min(GPU_RUNS, cores))
+        out += sum(r.summary.get("wall_seconds", 0.0) for r in part) / min(at_a_time, len(part))
+    return out
+
+
+def write_page(folder: Path, experiments: dict[str, Experiment], command: str) -> Path:
     entries = [entry(name, e, folder) for name, e in experiments.items()]
     commit = runs.git() or {}
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{runs.processor()}, {runs.cores()} cores, {platform.system()}",
         "commit": f"{commit.get('commit', 'installed')[:12]}{' and changes' if commit.get('dirty') else ''}",
-        "command": f"toymha reproduce budget={o.budget}",
+        "command": command,
     }
     runs.write_text(folder / "index.md", markdown(entries))
     return write_index(folder, entries, about)
@@ -119,8 +147,9 @@ def markdown(entries: list[Entry]) -> str:
     """The same as a table for a README."""
     lines = ["| statement | verdict | measured | runs | time |", "| --- | --- | --- | --- | --- |"]
     for e in entries:
+        time_ = duration(e.seconds) if e.seconds is not None else "-"
         measured = "<br>".join(f"{that}: {text} ({word})" for that, text, word in e.findings)
         verdict = f"**{e.word}**" + (f" ({e.turns_on})" if e.turns_on else "")
-        time_ = duration(e.seconds) if e.seconds is not None else "-"
-        lines.append(f"| `{e.name}`: {e.statement} | {verdict} | {measured} | {e.done}/{e.runs} | {time_} |")
-    return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
+        cells = (f"`{e.name}`: {e.statement}", verdict, measured, f"{e.done}/{e.runs}", time_)
+        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", r"\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -276,6 +276,8 @@ def conflict(path: Path, info: dict[str, Any]) -> None:
     differing = [f"{k}={old.get(k)} there, {new.get(k)} here" for k in new | old if old.get(k) != new.get(k)]
     if old.get("data.sha256") != new.get("data.sha256"):
         differing = ["the text has another data.sha256", *(d for d in differing if not d.startswith("data.sha256"))]
+    if not differing or old.keys() != new.keys():
+        differing.insert(0, "made by an earlier version of toymha, with other keys")
     raise UserError(
         f"{path} holds another run ({'; '.join(differing[:4])}): choose name=..., or overwrite=true to replace it"
     )

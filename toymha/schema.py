@@ -163,7 +163,8 @@ def _convert(shown: str, name: str, value: Any, kind: Any, nullable: bool) -> An
         float: "a number",
         bool: "true or false",
         str: "a word",
-        list: "a list of numbers, such as [0.9,0.1]",
+        list: "a list, such as [0.9,0.1]",
+        dict: "a table, such as {quick: 3}",
     }
     hint = ""
     if origin is bool:

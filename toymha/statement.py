@@ -57,11 +57,36 @@ class Sweep:
     )
 
     def __post_init__(self) -> None:
+        where = f"sweep {self.name}"
+        if not self.name or not all(part not in ("", ".", "..") for part in self.name.split("/")):
+            raise UserError(f"{where}: the name must be a folder below output_dir")
+        if both := [k for entry in self.points or [] for k in entry if k in self.axes]:
+            raise UserError(f"{where}: {both[0]} is in points and in axes; keep one of the two")
+        for name in ("seeds", "steps", "minutes"):
+            for budget, n in getattr(self, name).items():
+                number = isinstance(n, (int, float) if name == "minutes" else int) and not isinstance(n, bool)
+                if not number or n <= 0:
+                    raise UserError(f"{where}: {name} for budget={budget} must be a number above 0, not {n}")
         for c in self.parsed_checks:
-            if c.best is None and c.low is None and c.high is None:
-                raise UserError(f"sweep {self.name}: the check `{c.that}` needs low, high or both")
-            if c.low is not None and c.high is not None and c.low > c.high:
-                raise UserError(f"sweep {self.name}: the check `{c.that}` has low={c.low} above high={c.high}")
+            self._check(f"{where}: the check `{c.that}`", c)
+
+    @staticmethod
+    def _check(where: str, c: Check) -> None:
+        """Raises UserError for a check that cannot be made."""
+        if c.best:
+            values = list(c.value.values())
+            if len(values) != 1 or not isinstance(values[0], list) or len(values[0]) < 3:
+                raise UserError(
+                    f"{where} needs one key with three values or more, such as value: {{n_head: [1, 2, 4]}}"
+                )
+            if c.against or c.minus or c.high is not None:
+                raise UserError(f"{where} has best: inside, which takes no against, minus or high")
+        elif c.low is None and c.high is None:
+            raise UserError(f"{where} needs low, high or both")
+        elif not c.value or not c.against:
+            raise UserError(f"{where} needs value and against, such as value: {{n_head: 4}}")
+        if c.low is not None and c.high is not None and c.low > c.high:
+            raise UserError(f"{where} has low={c.low} above high={c.high}")
 
     @property
     def parsed_checks(self) -> list[Check]:

@@ -125,15 +125,6 @@ def fisher(k1: int, n1: int, k2: int, n2: int) -> float:
     return sum(w for w in ways.values() if w <= ways[k1]) / sum(ways.values())
 
 
-def fisher_greater(k1: int, n1: int, k2: int, n2: int) -> float:
-    """One-sided: the chance of k1 or more among the first n1 runs, with no difference and k1 + k2 in all.
-
-    Raises ValueError unless 0 <= k <= n.
-    """
-    ways = _splits(k1, n1, k2, n2)
-    return sum(w for k, w in ways.items() if k >= k1) / sum(ways.values())
-
-
 def _splits(k1: int, n1: int, k2: int, n2: int) -> dict[int, int]:
     """Count among the first n1 -> in how many ways k1 + k2 of n1 + n2 runs give that count."""
     if not (0 <= k1 <= n1 and 0 <= k2 <= n2):

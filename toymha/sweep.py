@@ -21,6 +21,8 @@ from toymha.report import Report
 from toymha.schema import UserError
 from toymha.statement import Sweep
 
+GPU_RUNS = 4  # at a time, for they share one GPU
+
 
 @dataclass(frozen=True)
 class Job:
@@ -85,7 +87,9 @@ def make_plan(points: list[Point]) -> Plan:
 def run_sweep(experiment: Experiment) -> int:
     """Train what is not finished. The exit status: 0 all done, 1 some failed or diverged, 128 + signal when stopped."""
     tuned: list[dict[str, Any]] = []
-    if experiment.sweep and experiment.sweep.tune:
+    if said := tuning.given(experiment):
+        print(said, flush=True)
+    if tuning.axes(experiment):
         trials = tuning.trials(experiment)
         if stopped := train_plan(make_plan(tuning.runs_of(trials))):
             return _interrupted(experiment.points[0].config, stopped)
@@ -97,20 +101,24 @@ def run_sweep(experiment: Experiment) -> int:
 
 def plans(experiment: Experiment) -> list[Plan]:
     """What `run_sweep` would train: the trials of what is tuned, and, once they are done, the runs of the verdict."""
-    if not (experiment.sweep and experiment.sweep.tune):
+    if not tuning.axes(experiment):
         return [make_plan(experiment.points)]
     trials = tuning.trials(experiment)
     return [make_plan(tuning.runs_of(trials)), make_plan(tuning.choose(experiment, trials)[0].points)]
 
 
 def about_of(plan: Plan, sweep: Sweep | None, tuned: list[dict[str, Any]]) -> dict[str, Any]:
-    """What sweep.json says: the swept keys, their values in order, the runs, the statement, what was tuned."""
+    """What sweep.json says: the swept keys, their values in order, the runs, the statement, what was tuned.
+
+    Its paths are written with slashes, so that the folder can be read on another system.
+    """
     return {
         "axes": [a for a in plan.jobs[0].point.swept if a not in (*REPLICATES, "sweep")],
         "order": [j.point.swept for j in plan.jobs],
-        "runs": [str(j.path.relative_to(plan.folder)) for j in plan.jobs],
+        "runs": [j.path.relative_to(plan.folder).as_posix() for j in plan.jobs],
         "sweep": plain(sweep) if sweep else None,
         "tuned": tuned,
+        "warnings": tuning.warnings_of(tuned),
     }
 
 
@@ -124,7 +132,7 @@ def crew(plan: Plan) -> tuple[int, int]:
         device = pick_device(c.device)
         for j in plan.todo:
             pick_precision(j.point.config.precision, device)
-        workers = c.workers or (runs.cores() if device.type == "cpu" else min(4, runs.cores()))  # one GPU for all
+        workers = c.workers or (runs.cores() if device.type == "cpu" else min(GPU_RUNS, runs.cores()))
     return min(workers, max(1, len(plan.todo))), c.threads or max(1, runs.cores() // workers)
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from toymha import cost
-from toymha.bench import decode_tokens_per_s
+from toymha.bench import decoding_speed, steady_tokens_per_s
 from toymha.compose import Point
 from toymha.config import Config
 from toymha.console import Console
@@ -145,7 +145,8 @@ def train(run: Run, corpus: Corpus, device: torch.device, precision: str, consol
                 optimizer.zero_grad()
             state["losses"].append(loss)
             state["step"] += 1
-            state["seconds"] += time.perf_counter() - began
+            state["step_seconds"].append(time.perf_counter() - began)
+            state["seconds"] += state["step_seconds"][-1]
             step, last = state["step"], progress_of(c, state) >= 1
             console.step(step, state["seconds"], loss)
             if step % b.log_every == 0 or last:
@@ -171,13 +172,14 @@ def warmup_share(c: Config) -> float:
 
 def restore(run: Run, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
     """The last checkpoint, loaded into model and optimizers; the rest of it is the state of the loop."""
+    new = {"step": 0, "seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "losses": [], "best": None}
     saved = run.load_checkpoint()
     if saved is None:
-        return {"step": 0, "seconds": 0.0, "losses": [], "best": None}
+        return new
     model.load_state_dict(saved.pop("model"))
     for optimizer, moments in zip(optimizers, saved.pop("optimizers"), strict=True):
         optimizer.load_state_dict(moments)
-    return saved
+    return new | saved  # a checkpoint of an earlier version has not all of it
 
 
 def compiled(model: nn.Module, c: Config, device: torch.device, precision: str, console: Console) -> Any:
@@ -208,7 +210,7 @@ class Lab:
     precision: str
     console: Console
     stop: Stop
-    state: dict[str, Any]  # step, seconds of training, losses since the last row, best
+    state: dict[str, Any]  # step, seconds of training, of each step, of all; losses since the last row, best
     began: float = field(default_factory=time.perf_counter)
 
     def begin(self, log: Log) -> bool:
@@ -216,7 +218,8 @@ class Lab:
         parameters = sum(p.numel() for p in self.model.parameters())
         self.run.write_json("tokenizer.json", self.corpus.tokenizer.to_dict())
         tokenizer = self.corpus.tokenizer
-        self.run.restart(status="running", step=step, parameters=parameters, vocab_size=tokenizer.vocab_size)
+        about = {"parameters": parameters, "vocab_size": tokenizer.vocab_size, "wall_seconds": self.wall_seconds}
+        self.run.restart(status="running", step=step, **about)
         if c.max_steps and c.optim.warmup >= c.max_steps:
             self.console.warn(f"optim.warmup={c.optim.warmup} is not shorter than the run of {c.max_steps} steps")
         if self.precision == "bf16" and self.device.type == "cpu" and c.precision == "bf16":
@@ -227,6 +230,11 @@ class Lab:
         data = f"{self.corpus.name}, {self.corpus.tokenizer.vocab_size} {self.corpus.tokenizer.kind} tokens"
         self.console.start(self.run, f"{self.run.info['label']}: {parameters:,} parameters; {data}; {where}", step)
         return self.look(log) if step == 0 else True
+
+    @property
+    def wall_seconds(self) -> float:
+        """Of this attempt and of the earlier ones up to their last checkpoint: training, looking, saving."""
+        return self.state["wall_seconds"] + time.perf_counter() - self.began
 
     def score(self, split: str = "val", max_tokens: int | None = None) -> Score:
         poll = self.stop.check if max_tokens is None else lambda: None
@@ -280,20 +288,13 @@ class Lab:
         losses.clear()
 
     def checkpoint(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        moments = [o.state_dict() for o in optimizers]
-        self.run.save_checkpoint(self.state | {"model": self.model.state_dict(), "optimizers": moments})
-        self.run.update(step=self.state["step"])
-
-    def decoding_speed(self) -> float | None:
-        """Tokens per second with a full cache of the asked length, for 8 sequences; no weight changes it."""
-        c, T = self.run.config, self.run.config.budget.decode_tokens
-        if not T:
-            return None
-        longer = GPT(replace(c, seq_len=T), self.corpus.tokenizer.vocab_size).to(self.device)
-        return decode_tokens_per_s(longer, 8, T - T // 32, T // 32, self.device)
+        moments, wall = [o.state_dict() for o in optimizers], {"wall_seconds": self.wall_seconds}
+        self.run.save_checkpoint(self.state | wall | {"model": self.model.state_dict(), "optimizers": moments})
+        self.run.update(step=self.state["step"], **wall)
 
     def diverged(self, error: str) -> None:
-        self.run.update(status="diverged", step=self.state["step"], error=error)
+        about = {"step": self.state["step"], "wall_seconds": self.wall_seconds}
+        self.run.update(status="diverged", error=error, **about)
         self.console.stop()
 
     def finish(self, log: Log) -> None:
@@ -318,10 +319,10 @@ class Lab:
             tokens_trained=step * c.tokens_per_step,
             seconds=self.state["seconds"],
             tokens_per_s=step * c.tokens_per_step / self.state["seconds"] if step else 0.0,
-            wall_seconds=time.perf_counter() - self.began,
+            steady_tokens_per_s=steady_tokens_per_s(self.state["step_seconds"], c.tokens_per_step),
             flops_per_token=cost.training_flops_per_token(c, V),
-            kv_bytes=cost.kv_bytes(c, c.seq_len),
-            decode_tokens_per_s=self.decoding_speed(),
+            kv_bytes=cost.kv_bytes(c, c.seq_len, bytes_per_number=2 if self.precision == "bf16" else 4),
+            decode_tokens_per_s=decoding_speed(c, V, self.device, self.precision),
             val=last.to_dict(),
             best=best.to_dict() | {"step": best_step},
             test=test.to_dict() if test else None,
@@ -331,4 +332,4 @@ class Lab:
         )
         log.final(step, last)
         self.console.stop()
-        self.run.update(status="done")
+        self.run.update(status="done", wall_seconds=self.wall_seconds)

@@ -6,59 +6,101 @@ The runs of the verdict then have other seeds and are scored on test text, so th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 from toymha import runs
 from toymha.compose import Experiment, Point, product, sweep_axes
 from toymha.config import REPLICATES
+from toymha.fair import distinct
 from toymha.metrics import Result
-from toymha.statement import Sweep
+from toymha.schema import word
 
-FIRST_SEED = 1000  # of the trials: no seed of a verdict
+FIRST_SEED = 1000  # of the trials, and those after it that the verdict has not
+
+Trials = dict[str, list[list[Point]]]  # a setting's name -> for each candidate, in order, its runs
 
 
-def trials(experiment: Experiment) -> dict[str, list[list[Point]]]:
-    """Label of a setting -> for each candidate, in order, its runs: one for every three seeds of the verdict."""
-    sweep = experiment.sweep
-    assert sweep is not None
-    name = runs.name_of(experiment.points[0].config) + "-tuning"
-    settings = {p.label: p for p in reversed(experiment.points)}
-    seeds = max(1, sum(p.label == experiment.points[0].label for p in experiment.points) // 3)
+def axes(experiment: Experiment) -> dict[str, Any]:
+    """The keys that the sweep's file has tuned, with their candidates; what is given otherwise is not tuned."""
+    tune = (experiment.sweep and experiment.sweep.tune) or {}
+    return {k: v for k, v in tune.items() if k not in experiment.points[0].values}
+
+
+def given(experiment: Experiment) -> str:
+    """One line on what is not tuned because it was typed; empty where there is nothing to say."""
+    tune = (experiment.sweep and experiment.sweep.tune) or {}
+    typed = sorted(tune.keys() - axes(experiment).keys())
+    return f"{', '.join(typed)}: given, so not tuned" if typed else ""
+
+
+def trials(experiment: Experiment) -> Trials:
+    """The runs that tuning needs: of each setting and candidate one for every three seeds of the verdict."""
+    settings = {name_of(p): p for p in reversed(experiment.points)}
+    n = max(1, sum(name_of(p) == name_of(experiment.points[0]) for p in experiment.points) // 3)
+    c = [p.config for p in experiment.points]
+    used = {seed for x in c for seed in (x.seed, x.seed_of_init, x.seed_of_data)}
+    seeds = list(itertools.islice((s for s in itertools.count(FIRST_SEED) if s not in used), n))
     return {
-        label: [
-            [experiment.vary(settings[label], {**c, "seed": FIRST_SEED + s, "name": name}) for s in range(seeds)]
-            for c in candidates(sweep, experiment)
-        ]
-        for label in dict.fromkeys(p.label for p in experiment.points)
+        name: [[_trial(experiment, settings[name], {**c, "seed": s}) for s in seeds] for c in candidates(experiment)]
+        for name in dict.fromkeys(map(name_of, experiment.points))
     }
 
 
-def runs_of(tried: dict[str, list[list[Point]]]) -> list[Point]:
+def _trial(experiment: Experiment, p: Point, more: dict[str, Any]) -> Point:
+    """The point without its own seeds, with other values for some keys, in the folder of the trials."""
+    values = {k: v for k, v in p.values.items() if k not in REPLICATES}
+    swept = [k for k in p.swept if k == "seed" or k not in REPLICATES]
+    inherited = {k: None for k in REPLICATES[1:] if k not in p.values and getattr(p.config, k) is not None}
+    name = {"name": runs.name_of(p.config) + "-tuning"}
+    return experiment.composer.point({**values, **inherited, **more, **name}, swept)
+
+
+def name_of(p: Point) -> str:
+    """Tells settings apart, but not their replicates."""
+    return repr(setting_of(p))
+
+
+def setting_of(p: Point) -> dict[str, Any]:
+    return {k: v for k, v in p.swept.items() if k not in REPLICATES}
+
+
+def runs_of(tried: Trials) -> list[Point]:
     """All of them in one list."""
-    return [p for candidates in tried.values() for points in candidates for p in points]
+    return distinct(p for candidates in tried.values() for points in candidates for p in points)
 
 
-def candidates(sweep: Sweep, experiment: Experiment) -> list[dict[str, Any]]:
-    return product(sweep_axes(sweep.tune or {}, sweep.name, experiment.composer.extra))
+def candidates(experiment: Experiment) -> list[dict[str, Any]]:
+    name = experiment.sweep.name if experiment.sweep else ""
+    return product(sweep_axes(axes(experiment), name, experiment.composer.extra))
 
 
-def choose(experiment: Experiment, tried: dict[str, list[list[Point]]]) -> tuple[Experiment, list[dict[str, Any]]]:
+def choose(experiment: Experiment, tried: Trials) -> tuple[Experiment, list[dict[str, Any]]]:
     """The experiment with the best candidate of each setting, and the record of the choice.
 
-    Best: the lowest mean validation loss; a candidate with a run that did not finish has none.
+    Best: the lowest mean validation loss; a candidate with a run that did not finish has none. Where that is so of
+    all, nothing is chosen, and the setting stays as it was.
     """
-    sweep = experiment.sweep
-    assert sweep is not None
-    values, best, record = candidates(sweep, experiment), {}, []
-    for label, points_of in tried.items():
+    values, best, record = candidates(experiment), {}, []
+    for name, points_of in tried.items():
         losses = [_mean_loss(points) for points in points_of]
         known = [(loss, i) for i, loss in enumerate(losses) if loss is not None]
-        best[label] = values[min(known)[1]] if known else {}
-        setting = {k: v for k, v in points_of[0][0].swept.items() if k not in REPLICATES}
+        best[name] = values[min(known)[1]] if known else {}
         listed = [{"values": v, "val_loss": loss} for v, loss in zip(values, losses)]
-        record.append({"setting": setting, "chosen": best[label], "candidates": listed})
-    points = [experiment.vary(p, best[p.label]) for p in experiment.points]
+        record.append({"setting": setting_of(points_of[0][0]), "chosen": best[name], "candidates": listed})
+    points = distinct(experiment.vary(p, best[name_of(p)]) for p in experiment.points)
     return dataclasses.replace(experiment, points=points), record
+
+
+def warnings_of(record: list[dict[str, Any]]) -> list[str]:
+    """What a reader must know of the choice."""
+    out = []
+    for r in record:
+        if not r["chosen"]:
+            setting = ", ".join(f"{k}={word(v)}" for k, v in r["setting"].items()) or "the setting"
+            keys = ", ".join(r["candidates"][0]["values"])
+            out.append(f"{setting}: no candidate finished all its trials, so {keys} is not tuned")
+    return out
 
 
 def _mean_loss(points: list[Point]) -> float | None:

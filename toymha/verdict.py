@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toymha import stats
-from toymha.metrics import Metric, Result, metric
+from toymha.metrics import Metric, Result, metric, percent, setting_name
 from toymha.schema import word
 from toymha.statement import Check, Sweep
 
@@ -39,6 +39,7 @@ class Finding:
     verdict: str = "undecided"
     seeds_needed: int | None = None  # where it is undecided: how many seeds would decide a difference of this size
     notes: tuple[str, ...] = ()
+    simultaneous: bool = False  # the interval holds for several comparisons at once; the difference is a gain
 
     def text(self) -> str:
         """The measured difference with its interval, such as `+0.1500 [+0.1400, +0.1600] nats`."""
@@ -54,7 +55,7 @@ class Finding:
     @property
     def place(self) -> str:
         """The slice in words."""
-        return name_of(self.where)
+        return setting_name(self.where)
 
     def claim(self) -> str:
         """What is claimed of the difference, such as `+0.2000 to +0.5000 nats`."""
@@ -65,7 +66,7 @@ class Finding:
 
     def perplexity(self) -> float | None:
         """The difference of a loss in percent of perplexity."""
-        return 100 * math.expm1(self.difference) if self.metric.unit == "nats" and self.n else None
+        return percent(self.difference) if self.metric.unit == "nats" and self.n and not self.simultaneous else None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Verdict:
         """Where the outcome differs between the slices: which of them supports the statement, and which does not."""
         by_slice: dict[str, list[str]] = {}
         for f in self.findings:
-            by_slice.setdefault(name_of(f.where), []).append(f.verdict)
+            by_slice.setdefault(setting_name(f.where), []).append(f.verdict)
         words = {where: stats.combine(v) for where, v in by_slice.items()}
         if len(set(words.values())) < 2:
             return None
@@ -96,6 +97,13 @@ class Verdict:
         """How many seeds would decide the checks that are undecided; None when none would, or nothing is open."""
         needed = [f.seeds_needed for f in self.findings if f.verdict == "undecided"]
         return None if None in needed or not needed else max(n for n in needed if n is not None)
+
+    def open_text(self) -> str:
+        """What would decide an undecided statement, or nothing."""
+        if self.word != "undecided":
+            return ""
+        n = self.seeds_needed
+        return f"{n} seeds would decide it, if the differences stay as they are" if n else ""
 
     def text(self) -> str:
         """For a terminal."""
@@ -108,57 +116,92 @@ class Verdict:
             lines.append(f"check      {f.that}{where}: {f.text()}; claimed {f.claim()}: {f.verdict}")
             lines += [f"           {note}" for note in f.notes]
         lines.append(f"verdict    {self.word}{f' ({self.turns_on})' if self.turns_on else ''}")
-        if self.word == "undecided" and self.findings:
-            n = self.seeds_needed
-            lines.append(f"           {n} seeds would decide it, if the difference stays" if n else "")
+        lines.append(f"           {self.open_text()}" if self.open_text() else "")
         lines += [f"warning    {w}" for w in self.warnings]
         return "\n".join(filter(None, lines)) + "\n"
 
 
-def judge(sweep: Sweep, results: Sequence[Result], warnings: Iterable[str] = ()) -> Verdict:
-    """The verdict on a statement from the runs that are there. Raises UserError for a metric that does not exist."""
+def judge(
+    sweep: Sweep,
+    results: Sequence[Result],
+    warnings: Iterable[str] = (),
+    axes: Sequence[str] = (),
+    asked: Sequence[dict[str, Any]] = (),
+) -> Verdict:
+    """The verdict on a statement from the runs that are there. Raises UserError for a metric that does not exist.
+
+    `axes`: the swept keys; one that a check leaves open makes slices, as `sweep.slices` does. `asked`: the settings of
+    all runs that were asked for, with their seeds, to tell how many are missing.
+    """
     findings = [
-        measure(check, where, [r for r in results if matches(r, where)])
+        measure(check, where, [r for r in results if matches(r, where)], asked)
         for check in sweep.parsed_checks
-        for where in slices_of(sweep, results)
+        for where in slices_of([*sweep.slices, *open_keys(check, sweep, results, axes)], results)
     ]
     adjusted = stats.holm([f.p for f in findings])
     return Verdict(sweep, [replace(f, p_holm=p) for f, p in zip(findings, adjusted)], list(warnings))
 
 
-def slices_of(sweep: Sweep, results: Iterable[Result]) -> list[dict[str, Any]]:
-    """The combinations of the sliced keys' values, in order of appearance; one empty slice where there are no keys."""
-    found = [{k: r.value(k) for k in sweep.slices} for r in results]
+def slices_of(keys: Sequence[str], results: Iterable[Result]) -> list[dict[str, Any]]:
+    """The combinations of the keys' values, in order of appearance; one empty slice where there are no keys."""
+    found = [{k: r.value(k) for k in keys} for r in results]
     return [w for i, w in enumerate(found) if w not in found[:i]] or [{}]
+
+
+def open_keys(check: Check, sweep: Sweep, results: Sequence[Result], axes: Sequence[str]) -> list[str]:
+    """Swept keys that neither the check nor the slices fix, so that several runs of one seed would stand for one side.
+
+    A key that follows from those that are fixed, such as a batch_size that goes with seq_len, is none of them.
+    """
+    out: list[str] = []
+    for key in (k for k in axes if k not in (*check.value, *check.against, *sweep.slices)):
+        fixed = [*sweep.slices, *out]
+        for side in sides_of(check):
+            there = [r for r in results if matches(r, side)]
+            runs = {repr((r.replicate, [r.value(k) for k in fixed])): r.value(key) for r in there}
+            if any(runs[repr((r.replicate, [r.value(k) for k in fixed]))] != r.value(key) for r in there):
+                out.append(key)
+                break
+    return out
+
+
+def sides_of(check: Check) -> list[dict[str, Any]]:
+    """The settings that a check compares."""
+    if check.best:
+        ((key, values),) = check.value.items()
+        return [{key: v} for v in values]
+    sides = [check.value, check.against]
+    return sides + [side | check.minus for side in sides] if check.minus else sides
 
 
 def matches(result: Result, setting: dict[str, Any]) -> bool:
     return all(result.value(k) == v for k, v in setting.items())
 
 
-def name_of(setting: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={word(v)}" for k, v in setting.items())
-
-
-def measure(check: Check, where: dict[str, Any], results: list[Result]) -> Finding:
+def measure(
+    check: Check, where: dict[str, Any], results: list[Result], asked: Sequence[dict[str, Any]] = ()
+) -> Finding:
     """One check on the runs of one slice."""
-    m = metric(check.metric)
+    m, sides = metric(check.metric), sides_of(check)
+    by_text = len({r.text for r in results if any(matches(r, side) for side in sides)}) > 1
+    if by_text and m.unit == "nats":
+        m = metric("bits_per_char")
     low, high = (m.scaled(b) if b is not None else s * math.inf for b, s in ((check.low, -1), (check.high, 1)))
-    found = Finding(check.that, where, m, claim_low=low, claim_high=high)
+    notes = missing(m, results, sides, [a for a in asked if fits(a, where)])
+    if by_text:
+        notes = ("the texts or their tokens differ: compared in bits a character", *notes)
+    found = Finding(check.that, where, m, claim_low=low, claim_high=high, notes=notes)
     if check.best == "inside":
         return _inside(found, check, results)
-    value, against = values_at(m, results, check.value), values_at(m, results, check.against)
-    differences = {k: value[k] - against[k] for k in sorted(value.keys() & against.keys())}
-    sides = [check.value, check.against]
-    if check.minus is not None:
-        sides += [check.value | check.minus, check.against | check.minus]
-        other_value, other_against = (values_at(m, results, s) for s in sides[2:])
-        common = differences.keys() & other_value.keys() & other_against.keys()
-        differences = {k: differences[k] - (other_value[k] - other_against[k]) for k in sorted(common)}
-    notes = unfinished(results, sides, counted=("done", "diverged") if m.share else ("done",))
     if m.share:
-        return _shares(replace(found, notes=notes), list(value.values()), list(against.values()))
-    return _judged(replace(found, notes=notes), list(differences.values()), list(against.values()))
+        value, against = (list(values_at(m, results, side).values()) for side in sides)
+        return _shares(found, value, against)
+    by_side = [values_at(m, results, side) for side in sides]
+    common = sorted(set.intersection(*map(set, by_side)))
+    differences = [by_side[0][k] - by_side[1][k] for k in common]
+    if check.minus:
+        differences = [d - (by_side[2][k] - by_side[3][k]) for d, k in zip(differences, common)]
+    return _with_diverged(_judged(found, differences, list(by_side[1].values())), results, sides)
 
 
 def values_at(m: Metric, results: list[Result], setting: dict[str, Any]) -> dict[tuple[int, ...], float]:
@@ -167,18 +210,26 @@ def values_at(m: Metric, results: list[Result], setting: dict[str, Any]) -> dict
     return {k: v for k, v in found.items() if v is not None}
 
 
-def unfinished(
-    results: list[Result], sides: Iterable[dict[str, Any]], counted: tuple[str, ...] = ("done",)
+def fits(asked: dict[str, Any], setting: dict[str, Any]) -> bool:
+    """Whether a setting that was asked for belongs to a side or a slice; keys that are not swept do not tell."""
+    return all(asked[k] == v for k, v in setting.items() if k in asked)
+
+
+def missing(
+    m: Metric, results: list[Result], sides: Iterable[dict[str, Any]], asked: Sequence[dict[str, Any]]
 ) -> tuple[str, ...]:
-    """Runs of a comparison that are not in it, by setting and status: never dropped in silence."""
+    """Runs of a comparison that are not in it, by setting and reason: none is dropped in silence."""
     out = []
     for setting in sides:
         there = [r for r in results if matches(r, setting)]
-        if not there:
-            out.append(f"{name_of(setting)}: no runs yet")
-        bad = [r.status for r in there if r.status not in counted]
-        for status in sorted(set(bad)):
-            out.append(f"{name_of(setting)}: {bad.count(status)}/{len(there)} {status}, not in the mean")
+        total = max(len(there), sum(fits(a, setting) for a in asked))
+        reasons = [r.status if not r.done else f"without {m.name}" for r in there if m.of(r) is None]
+        reasons += ["not begun"] * (total - len(there))
+        if not total:
+            out.append(f"{setting_name(setting)}: no such runs in this sweep")
+        out += [
+            f"{setting_name(setting)}: {reasons.count(r)}/{total} {r}, not in the mean" for r in sorted(set(reasons))
+        ]
     return tuple(out)
 
 
@@ -201,6 +252,31 @@ def _judged(found: Finding, differences: list[float], against: list[float]) -> F
         verdict=verdict,
         seeds_needed=stats.seeds_needed(e.std, distance) if verdict == "undecided" else None,
     )
+
+
+def _with_diverged(found: Finding, results: list[Result], sides: list[dict[str, Any]]) -> Finding:
+    """The verdict when runs have diverged: each is worse than any number, so the pairs that are left do not decide.
+
+    A setting that diverges more often (Fisher's exact test) confirms the claim that it is worse and refutes any other;
+    short of that nothing is decided. Speed is not what diverging is about.
+    """
+    there = [[r for r in results if matches(r, side) and (r.done or r.status == "diverged")] for side in sides]
+    diverged = [sum(not r.done for r in side) for side in there]
+    if not any(diverged) or found.metric.name.endswith("tokens_per_s") or found.metric.exact:
+        return found
+    (k1, k2), (n1, n2) = diverged[:2], map(len, there[:2])
+    p = stats.fisher(k1, n1, k2, n2)
+    notes = (*found.notes, f"diverged: {k1}/{n1} against {k2}/{n2} (Fisher's exact p = {p:.3g})")
+    worse = 0 if not n1 or not n2 else (k1 * n2 > k2 * n1) - (k1 * n2 < k2 * n1)  # +1: the value's side
+    claims_more, claims_less = found.claim_low > 0, found.claim_high < 0
+    claimed = (claims_more - claims_less) * (-1 if found.metric.higher_is_better else 1)
+    if len(sides) > 2 or not worse or p >= 1 - CONFIDENCE:
+        verdict = "undecided"
+    elif worse == claimed:
+        verdict = "supported" if found.verdict == "supported" or not found.n else "undecided"
+    else:
+        verdict = "refuted"
+    return replace(found, verdict=verdict, seeds_needed=None, notes=notes)
 
 
 def _shares(found: Finding, value: list[float], against: list[float]) -> Finding:
@@ -235,13 +311,15 @@ def _inside(found: Finding, check: Check, results: list[Result]) -> Finding:
     first, last, between = values[0], values[-1], values[1:-1]
     confidence = 1 - (1 - CONFIDENCE) / (2 * len(between))
     gain = {v: [stats.paired(at[end], at[v], confidence) for end in (first, last)] for v in between}
-    notes = unfinished(results, [{key: v} for v in values])
     known = [v for v in between if all(e.n for e in gain[v])]
     if not known:
-        return replace(found, notes=notes)
+        return found
     best = max(known, key=lambda v: min(e.mean for e in gain[v]))
     nearer = min(gain[best], key=lambda e: e.mean)
-    if any(all(e.low >= margin for e in gain[v]) for v in between):
+    trouble = any(r.status == "diverged" for r in results if r.value(key) in values)
+    if trouble:
+        verdict = "undecided"  # pairs are missing, and not by chance
+    elif any(all(e.low >= margin for e in gain[v]) for v in between):
         verdict = "supported"
     elif any(all(gain[v][end].high < margin for v in between) for end in (0, 1)):
         verdict = "refuted"
@@ -256,6 +334,7 @@ def _inside(found: Finding, check: Check, results: list[Result]) -> Finding:
         low=nearer.low,
         high=nearer.high,
         verdict=verdict,
-        seeds_needed=needed if verdict == "undecided" else None,
-        notes=(f"the best in between is {key}={word(best)}; against it {', '.join(said)}", *notes),
+        seeds_needed=None if verdict != "undecided" or trouble else needed,
+        notes=(f"the best in between is {key}={word(best)}; against it {', '.join(said)}", *found.notes),
+        simultaneous=True,
     )

@@ -12,11 +12,10 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from toymha import config
-from toymha.config import GROUPS, choices
+from toymha.config import GROUPS, SPECIAL, choices
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
 
-SPECIAL = ("like", "compare")  # what the command line takes beside groups and keys
 LITERAL_KEYS = {name for name, (f, _) in config.keys().items() if f.metadata.get("text")} | set(SPECIAL)
 
 
