@@ -65,6 +65,15 @@ def test_statements_end_in_a_verdict(tmp_path, monkeypatch, capsys, sweep):
 
 
 @pytest.mark.deep
+def test_relations_are_learned_to_the_floor(tmp_path, monkeypatch):
+    """Within 0.1 nats of the generator's own loss, on text that the model has not seen."""
+    monkeypatch.chdir(tmp_path)
+    assert main("train data=relations seq_len=64 batch_size=32 budget.steps=300".split()) == 0
+    val = next(find("outputs")).summary["val"]
+    assert 0 < val["loss"] - val["floor"] < 0.1
+
+
+@pytest.mark.deep
 def test_compiled_runs_like_the_plain_one(tmp_path, monkeypatch):
     """torch.compile changes speed, names of weights and last digits not at all or hardly."""
     monkeypatch.chdir(tmp_path)

@@ -102,6 +102,8 @@ def test_equal_time_is_minutes(write):
     assert (budget.steps, budget.tokens, budget.minutes) == (None, None, 0.25)
     with pytest.raises(UserError, match="no minutes for budget=quick"):
         write(sweep, "budget=quick")
+    typed = write({"axes": {"w_o": "true,false"}}, "compare=time", "budget.minutes=0.5").points[0].config.budget
+    assert (typed.steps, typed.minutes) == (None, 0.5)
 
 
 def test_compare_can_be_typed(write):

@@ -217,6 +217,16 @@ def test_the_best_lies_inside(losses, word):
     assert verdict.word == word, verdict.text()
 
 
+def test_the_interval_that_is_shown_is_that_of_the_verdict():
+    """2 is the best on average, and wildly so; 4 is a little worse and certain: it is 4 that supports the statement."""
+    wild = itertools.cycle([0.3, -0.3, 0.2, -0.2, 0.0])
+    losses = {1: 2.0, 2: 1.7, 4: 1.8, 8: 2.0}
+    runs = [r for v, loss in losses.items() if v != 2 for r in runs_of("n_head", {v: loss})]
+    runs += [result(s, 1.7 + next(wild), n_head=2) for s in range(5)]
+    (f,) = judge(sweep(value={"n_head": [1, 2, 4, 8]}, against={}, best="inside", low=0.005), runs).findings
+    assert f.verdict == "supported" and f.low > 0.005 and "n_head=4" in f.notes[0]
+
+
 def test_an_inside_best_needs_evidence():
     """Noise that differs between settings leaves it undecided."""
     values = [1, 2, 4]

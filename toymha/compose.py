@@ -168,6 +168,9 @@ class Composer:
         composed, made = self.composed(groups | {"sweep": name})
         sweep: Sweep = schema.build(composed["sweep"], Sweep, "sweep.")
         _check_keys(sweep)
+        if sweep.compare == "time" and "budget.minutes" not in typed_axes and composed["budget"]["minutes"] is None:
+            said = f"sweep={name} compares at equal time and has no minutes for budget={made['budget']}"
+            raise UserError(f"{said}; give budget.minutes=..., such as budget.minutes=0.5")
         settings, swept = [], []
         for entry in sweep.points or [{}]:
             axes = {a.key: a for a in sweep_axes({**entry, **sweep.axes}, name, self.extra)} | dict(typed_axes)
@@ -220,9 +223,7 @@ def _budget_of(sweep: dict[str, Any], budget: dict[str, Any], name: str) -> None
     """A sweep's own number of steps for a budget, or, where wall time is what is equal, its minutes."""
     budget["steps"] = sweep["steps"].get(name, budget["steps"])
     if sweep["compare"] == "time":
-        if name not in sweep["minutes"]:
-            raise UserError(f"sweep={sweep['name']} compares at equal time and has no minutes for budget={name}")
-        budget.update(steps=None, tokens=None, minutes=sweep["minutes"][name])
+        budget.update(steps=None, tokens=None, minutes=sweep["minutes"].get(name))
 
 
 def build(composed: dict[str, Any], settings: dict[str, Any]) -> Config:

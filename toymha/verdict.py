@@ -314,12 +314,13 @@ def _inside(found: Finding, check: Check, results: list[Result]) -> Finding:
     known = [v for v in between if all(e.n for e in gain[v])]
     if not known:
         return found
-    best = max(known, key=lambda v: min(e.mean for e in gain[v]))
-    nearer = min(gain[best], key=lambda e: e.mean)
+    proven = [v for v in known if all(e.low >= margin for e in gain[v])]
+    best = max(proven or known, key=lambda v: min(e.mean for e in gain[v]))
+    nearer = min(gain[best], key=lambda e: e.low if proven else e.mean)
     trouble = any(r.status == "diverged" for r in results if r.value(key) in values)
     if trouble:
         verdict = "undecided"  # pairs are missing, and not by chance
-    elif any(all(e.low >= margin for e in gain[v]) for v in between):
+    elif proven:
         verdict = "supported"
     elif any(all(gain[v][end].high < margin for v in between) for end in (0, 1)):
         verdict = "refuted"
