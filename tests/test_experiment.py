@@ -277,6 +277,7 @@ AB = {"that": "x", "value": {"n_head": 2}, "against": {"n_head": 1}}
         ({"checks": 7}, "checks=7: must be a list"),
         ({"slices": ["poss"], "checks": [AB | {"low": 1}]}, "did you mean pos"),
         ({"points": [{"n_head": 1}], "axes": {"n_head": "1,2"}}, "in points and in axes"),
+        ({"seeds": {"smok": 2}}, "did you mean smoke"),
         ({"steps": 200}, "steps=200: must be a table"),
         ({"seeds": {"full": 0}}, "seeds for budget=full must be a number above 0"),
         ({"seeds": {"full": "3"}}, "seeds for budget=full must be a number above 0"),
@@ -311,6 +312,23 @@ def test_files_that_are_no_sweeps(tmp_path):
         (tmp_path / "sweep" / "odd.yaml").write_text(content, "utf-8")
         with pytest.raises(UserError, match="must begin with `# @package _global_` and have a section `sweep:`"):
             compose.experiment(["sweep=odd"], extra=tmp_path)
+
+
+def test_a_statement_keeps_what_it_compares():
+    """A key that a check is about cannot be narrowed away: the runs would be trained and decide nothing."""
+    with pytest.raises(UserError, match="needs w_o=false, which is none of these settings; leave w_o to the sweep"):
+        compose.experiment(["sweep=w_o", "w_o=true"])
+    with pytest.raises(UserError, match="leave n_head to the sweep"):
+        compose.experiment(["sweep=relations", "n_head=2,4"])
+    assert len(compose.experiment(["sweep=relations", "n_head=1,4", "seed=0"]).points) == 2
+
+
+def test_the_end_of_what_was_tried_is_told():
+    """A best value at the edge may have a better one beyond it."""
+    tried = [{"values": {"optim.lr": lr}, "val_loss": 2.0} for lr in (1e-3, 3e-3, 1e-2)]
+    record = [{"setting": {"n_head": 4}, "chosen": {"optim.lr": lr}, "candidates": tried} for lr in (3e-3, 1e-2)]
+    (warning,) = tuning.warnings_of(record)
+    assert warning == "n_head=4: the best optim.lr=0.01 lies at the end of what was tried"
 
 
 def test_like_and_sweep_exclude_each_other():

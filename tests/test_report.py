@@ -359,6 +359,16 @@ def test_marks_are_for_the_whole_table():
     assert two["p_holm"] > 0.05 and "*" not in lines[2] and lines[3].endswith("*")
 
 
+def test_several_sweeps_are_no_one_table():
+    """Their texts and questions differ; the line names what to type."""
+    for name in ("a", "b"):
+        a_run(f"name={name}", loss=2.0)
+        runs.write_json(Path(f"outputs/{name}/sweep.json"), {"axes": [], "order": [], "runs": []})
+    with pytest.raises(UserError, match=r"outputs holds 2 sweeps; report one of them: run=outputs/a, run=outputs/b"):
+        Report.load("outputs")
+    assert len(Report.load("outputs/a").table.rows) == 1
+
+
 def test_diverging_more_often_is_a_finding():
     for seed in range(4):
         a_run("n_head=1", f"seed={seed}", loss=2.0)

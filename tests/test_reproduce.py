@@ -134,7 +134,7 @@ def test_nothing_to_train_needs_no_torch(monkeypatch, capsys):
     ("word", "said"),
     [
         ("claims=[w_oo]", "did you mean w_o?"),
-        ("claims=7", "must be a list"),
+        ("claims=[]", "names no statement"),
         ("budget=long", "must be one of smoke, quick, full"),
         ("cliams=[w_o]", "did you mean claims?"),
     ],

@@ -288,6 +288,8 @@ def reproduce(words: list[str], flags: Flags) -> int:
     """All statements, one after the other."""
     from toymha.reproduce import reproduce as all_of
 
+    # claims=w_o,tied is a list too
+    words = [f"claims=[{w[7:]}]" if w.startswith("claims=") and w[7:8] != "[" and w[7:] != "null" else w for w in words]
     with contextlib.redirect_stdout(Unbreakable(sys.stdout)):
         return all_of(options("reproduce", words, flags), words)
 

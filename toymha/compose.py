@@ -94,7 +94,10 @@ def experiment(words: Iterable[str], multirun: bool = False, extra: Path | None 
         point = base.point(values, swept)
         c = point.config
         out.setdefault((point.label, c.seed), point)
-    return Experiment(base, list(out.values()))
+    made = Experiment(base, list(out.values()))
+    if made.sweep is not None:
+        _check_settings(made.sweep, made.points)
+    return made
 
 
 def product(axes: Iterable[Axis]) -> list[dict[str, Any]]:
@@ -148,11 +151,13 @@ class Composer:
         values: Any = OmegaConf.to_container(
             OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
         )
+        if "sweep" in made:
+            section = values.get("sweep")
+            if not isinstance(section, dict) or not section.keys() & schema.field_types(Sweep).keys():
+                file = f"conf/sweep/{made['sweep']}.yaml"
+                raise UserError(f"{file} must begin with `# @package _global_` and have a section `sweep:`")
         values = schema.fill({"sweep": None, **values}, Config)
         if "sweep" in made:
-            file = f"conf/sweep/{made['sweep']}.yaml"
-            if not isinstance(values["sweep"], dict) or "name" not in values["sweep"]:
-                raise UserError(f"{file} must begin with `# @package _global_` and have a section `sweep:`")
             schema.build(values["sweep"], Sweep, "sweep.")  # says what is wrong with it
             if self.compare not in (None, values["sweep"]["compare"]):
                 values["sweep"] |= {"compare": self.compare, "name": f"{values['sweep']['name']}_equal_{self.compare}"}
@@ -168,6 +173,9 @@ class Composer:
         composed, made = self.composed(groups | {"sweep": name})
         sweep: Sweep = schema.build(composed["sweep"], Sweep, "sweep.")
         _check_keys(sweep)
+        budgets = config.choices("budget", self.extra)
+        if strange := [b for table in (sweep.seeds, sweep.steps, sweep.minutes) for b in table if b not in budgets]:
+            raise UserError(f"sweep {sweep.name}: no budget {strange[0]}{nearest(str(strange[0]), budgets)}")
         if sweep.compare == "time" and "budget.minutes" not in typed_axes and composed["budget"]["minutes"] is None:
             said = f"sweep={name} compares at equal time and has no minutes for budget={made['budget']}"
             raise UserError(f"{said}; give budget.minutes=..., such as budget.minutes=0.5")
@@ -217,6 +225,20 @@ def _check_keys(sweep: Sweep) -> None:
         if unknown := [k for k in named if k not in known]:
             hint = nearest(unknown[0], known)
             raise UserError(f"sweep {sweep.name}: the check `{c.that}`: unknown key {unknown[0]}{hint}")
+
+
+def _check_settings(sweep: Sweep, points: list[Point]) -> None:
+    """Raises UserError for a check of a setting that is not trained, before it is too late to say so."""
+    settings = [(p.choices, config.plain(p.config)) for p in points]
+    for c in sweep.parsed_checks:
+        for side in c.sides:
+            found = [{k: made.get(k) if k in GROUPS else _get(plain, k) for k in side} for made, plain in settings]
+            if side in found:
+                continue
+            shown = ", ".join(f"{k}={typed(v)}" for k, v in side.items())
+            key = next((k for k, v in side.items() if all(f[k] != v for f in found)), next(iter(side)))
+            said = f"the check `{c.that}` needs {shown}, which is none of these settings"
+            raise UserError(f"sweep={sweep.name}: {said}; leave {key} to the sweep, or train other values with -m")
 
 
 def _budget_of(sweep: dict[str, Any], budget: dict[str, Any], name: str) -> None:

@@ -33,7 +33,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         if not self.quiet:
-            tqdm.write(f"toymha: {text}", file=sys.stderr)
+            tqdm.write(f"toymha: warning: {text}", file=sys.stderr)
 
     def start(self, run: Run, about: str, step: int) -> None:
         """`about`: one line on what is trained; `step`: where a resumed run goes on."""

@@ -37,6 +37,10 @@ class Report:
         if not found:
             raise UserError(f"no runs in {path} (looked in {path.absolute()})")
         about = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {}
+        sweeps = sorted(p.parent for p in path.rglob("sweep.json"))
+        if not about and len(sweeps) > 1:  # other texts, other questions: no one table holds them
+            several = ", ".join(f"run={p}" for p in sweeps[:3]) + (", ..." if len(sweeps) > 3 else "")
+            raise UserError(f"{path} holds {len(sweeps)} sweeps; report one of them: {several}")
         return cls.of(path, found, about)
 
     @classmethod
@@ -46,7 +50,9 @@ class Report:
         names = {id(r): r.path.relative_to(path).as_posix() for r in found}
         sweep = schema.build(about["sweep"], Sweep, "sweep.") if about.get("sweep") else None
         if sweep:  # a statement is judged by the runs it asked for
+            others = len(found)
             found = [r for r in found if names[id(r)] in asked]
+            others -= len(found)
             if not found:
                 raise UserError(f"{path}: none of the {len(asked)} runs of this sweep has begun")
         here = {names[id(r)] for r in found}
@@ -60,7 +66,12 @@ class Report:
         if sweep:
             table.slices = [k for k in sweep.slices if k in table.axes]
             table.split = "test" if all(r.summary.get("test") for r in table.results if r.done) else "val"
-        return cls(path, table, sweep, about.get("tuned") or [], list(asked.values()), about.get("warnings") or [])
+        told = list(about.get("warnings") or [])
+        if sweep and others:
+            told.append(
+                f"{others} more runs in this folder, of other seeds or settings than last asked for, are not here"
+            )
+        return cls(path, table, sweep, about.get("tuned") or [], list(asked.values()), told)
 
     @functools.cached_property
     def warnings(self) -> list[str]:

@@ -53,6 +53,8 @@ def statements(claims: list[str] | None) -> list[str]:
     for name in claims or []:
         if name not in known:
             raise UserError(f"claims={name}: no such statement{nearest(name, known) or ';'} valid: {', '.join(known)}")
+    if claims == []:
+        raise UserError("claims=[] names no statement; leave it out for all of them")
     return list(dict.fromkeys(claims)) if claims else known
 
 
@@ -101,7 +103,9 @@ def entry(name: str, experiment: Experiment, folder: Path) -> Entry:
     seconds = seconds_of(path, results, experiment.points[0].config.workers)
     done, link = sum(r.done for r in results), (path.relative_to(folder) / "report.html").as_posix()
     asked = len(experiment.points)
-    return Entry(name, *about[:2], verdict.word, verdict.turns_on, findings, about[2], seconds, done, asked, link)
+    ended = sum(r.status in runs.FINISHED for r in results)
+    turns_on = verdict.turns_on if ended == asked else f"so far, with {ended} of {asked} runs"
+    return Entry(name, *about[:2], verdict.word, turns_on, findings, about[2], seconds, done, asked, link)
 
 
 def seconds_of(folder: Path, results: Sequence[Result], workers: int | None) -> float:

@@ -24,6 +24,15 @@ class Check:
     low: float | None = key("the statement claims a difference of at least this", default=None)
     high: float | None = key("the statement claims a difference of at most this", default=None)
 
+    @property
+    def sides(self) -> list[dict]:
+        """The settings that are compared."""
+        if self.best:
+            ((key_, values),) = self.value.items()
+            return [{key_: v} for v in values]
+        sides = [self.value, self.against]
+        return sides + [side | self.minus for side in sides] if self.minus else sides
+
 
 @dataclass(frozen=True)
 class Sweep:

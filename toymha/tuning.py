@@ -96,8 +96,13 @@ def warnings_of(record: list[dict[str, Any]]) -> list[str]:
     """What a reader must know of the choice."""
     out = []
     for r in record:
+        setting = ", ".join(f"{k}={word(v)}" for k, v in r["setting"].items()) or "the setting"
+        for key, value in r["chosen"].items():
+            tried = sorted({c["values"][key] for c in r["candidates"]}, key=str)
+            numbers = [v for v in tried if isinstance(v, (int, float))]
+            if len(numbers) == len(tried) > 2 and value in (min(numbers), max(numbers)):
+                out.append(f"{setting}: the best {key}={word(value)} lies at the end of what was tried")
         if not r["chosen"]:
-            setting = ", ".join(f"{k}={word(v)}" for k, v in r["setting"].items()) or "the setting"
             keys = ", ".join(r["candidates"][0]["values"])
             out.append(f"{setting}: no candidate finished all its trials, so {keys} is not tuned")
     return out

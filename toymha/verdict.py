@@ -156,22 +156,13 @@ def open_keys(check: Check, sweep: Sweep, results: Sequence[Result], axes: Seque
     out: list[str] = []
     for key in (k for k in axes if k not in (*check.value, *check.against, *sweep.slices)):
         fixed = [*sweep.slices, *out]
-        for side in sides_of(check):
+        for side in check.sides:
             there = [r for r in results if matches(r, side)]
             runs = {repr((r.replicate, [r.value(k) for k in fixed])): r.value(key) for r in there}
             if any(runs[repr((r.replicate, [r.value(k) for k in fixed]))] != r.value(key) for r in there):
                 out.append(key)
                 break
     return out
-
-
-def sides_of(check: Check) -> list[dict[str, Any]]:
-    """The settings that a check compares."""
-    if check.best:
-        ((key, values),) = check.value.items()
-        return [{key: v} for v in values]
-    sides = [check.value, check.against]
-    return sides + [side | check.minus for side in sides] if check.minus else sides
 
 
 def matches(result: Result, setting: dict[str, Any]) -> bool:
@@ -182,7 +173,7 @@ def measure(
     check: Check, where: dict[str, Any], results: list[Result], asked: Sequence[dict[str, Any]] = ()
 ) -> Finding:
     """One check on the runs of one slice."""
-    m, sides = metric(check.metric), sides_of(check)
+    m, sides = metric(check.metric), check.sides
     by_text = len({r.text for r in results if any(matches(r, side) for side in sides)}) > 1
     if by_text and m.unit == "nats":
         m = metric("bits_per_char")
