@@ -115,6 +115,7 @@ def diverging(value: int, against: int, seeds: int = 6, loss: float = 2.0) -> li
         (diverging(6, 0), {"low": 0.02}, "supported"),  # claimed to be worse, and nothing of it survives
         (diverging(6, 0), {"high": -0.02}, "refuted"),
         (diverging(6, 0), {"low": -0.02, "high": 0.02}, "refuted"),
+        (diverging(6, 0), {"low": 0.2, "high": 0.5}, "refuted"),  # infinitely worse is more than 0.5 worse
         (diverging(0, 6), {"high": -0.02}, "supported"),
         (diverging(2, 0, loss=1.0), {"high": -0.02}, "undecided"),  # the four that are left are better: not enough
         (diverging(5, 0, loss=1.0), {"high": -0.02}, "refuted"),

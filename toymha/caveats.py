@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from toymha import runs
 from toymha.metrics import Result, number
 from toymha.statement import Sweep
 
@@ -49,8 +48,10 @@ def training_flops(r: Result) -> float:
 
 def logged(r: Result) -> list[dict[str, Any]]:
     """The logged rows of a finished run, and one more with its final numbers on the whole splits."""
-    rows = runs.Run(r.path, None).rows()  # type: ignore[arg-type]
-    return [*rows, {"step": "end"} | {f"loss/{split}": number(r.summary, (split, "loss")) for split in ("val", "test")}]
+    return [
+        *r.rows(),
+        {"step": "end"} | {f"loss/{split}": number(r.summary, (split, "loss")) for split in ("val", "test")},
+    ]
 
 
 def inert(pairs: Iterable[tuple[str, str, list[dict[str, Any]], list[dict[str, Any]]]]) -> list[str]:

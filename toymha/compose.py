@@ -89,15 +89,15 @@ def experiment(words: Iterable[str], multirun: bool = False, extra: Path | None 
         raise UserError(f"{shown} has several values: add -m to train one run for each")
     else:
         settings, swept = product(axes.values()), [a.key for a in axes.values() if a.swept]
-    out: dict[tuple, Point] = {}
-    for values in settings:
-        point = base.point(values, swept)
-        c = point.config
-        out.setdefault((point.label, c.seed), point)
-    made = Experiment(base, list(out.values()))
+    made = Experiment(base, distinct(base.point(values, swept) for values in settings))
     if made.sweep is not None:
         _check_settings(made.sweep, made.points)
     return made
+
+
+def distinct(points: Iterable[Point]) -> list[Point]:
+    """Each folder once: two points of a plan with one label and seed would be trained there at the same time."""
+    return list({(p.label, p.config.seed): p for p in points}.values())
 
 
 def product(axes: Iterable[Axis]) -> list[dict[str, Any]]:

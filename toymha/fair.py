@@ -6,11 +6,10 @@ Parameters are made equal by the width of the MLP, which no statement here is ab
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 from toymha import cost
-from toymha.compose import Experiment, Point
+from toymha.compose import Experiment, Point, distinct
 from toymha.config import REPLICATES, Config
 from toymha.data import text
 from toymha.schema import UserError
@@ -23,19 +22,16 @@ def equalise(experiment: Experiment) -> Experiment:
     if sweep is None or sweep.compare not in SOLVERS:
         return experiment
     solve, points = SOLVERS[sweep.compare], []
+    texts = {repr(p.config.data): p.config.data for p in experiment.points}
+    vocab_size = {name: text.vocab_size(data) for name, data in texts.items()}  # each text is read once
     for p in experiment.points:
         for k in SOLVED[sweep.compare]:
             if p.values.get(k) is not None:
                 raise UserError(f"compare={sweep.compare} finds {k} itself, so {k}={p.values[k]} cannot be given")
         reference = experiment.vary(p, reference_of(sweep, experiment.points)).config
-        solved = solve(p, reference, text.vocab_size(p.config.data))
+        solved = solve(p, reference, vocab_size[repr(p.config.data)])
         points.append(experiment.vary(p, solved) if solved else p)
     return dataclasses.replace(experiment, points=distinct(points))
-
-
-def distinct(points: Iterable[Point]) -> list[Point]:
-    """Each folder once: two points of a plan with one label and seed would be trained there at the same time."""
-    return list({(p.label, p.config.seed): p for p in points}.values())
 
 
 def reference_of(sweep: Sweep, points: list[Point]) -> dict[str, Any]:

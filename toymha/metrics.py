@@ -25,6 +25,10 @@ class Result:
     def of(cls, run: Run) -> Result:
         return cls(run.path, run.info, run.summary)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Its logged rows, read anew each time."""
+        return Run(self.path, None).rows()  # type: ignore[arg-type]
+
     @property
     def status(self) -> str:
         return self.summary.get("status", "running")

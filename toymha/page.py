@@ -134,6 +134,7 @@ def _check(f: Finding) -> dict[str, Any]:
     }
     return {
         "that": f.that,
+        "title": f.title,
         "place": f.place,
         "verdict": f.verdict,
         "metric": m.label,
@@ -150,9 +151,8 @@ def _check_cells(findings: Sequence[Finding]) -> list[list[str]]:
     names = list(dict.fromkeys(name for c in checks for name in c["facts"]))
     lines = [["check", "verdict", "difference", *names]]
     for c in checks:
-        that = f"{c['that']} ({c['place']})" if c["place"] else c["that"]
         how = f" ({c['how']})" if c["how"] else ""
-        lines.append([that, c["verdict"], c["measured"] + how, *(c["facts"].get(name, "-") for name in names)])
+        lines.append([c["title"], c["verdict"], c["measured"] + how, *(c["facts"].get(name, "-") for name in names)])
     return lines
 
 
@@ -276,10 +276,10 @@ def markdown(value: Any) -> Any:
     """Text that GitHub shows as it is, also at the start of a line."""
     if isinstance(value, Markup):
         return value
-    return Markup(re.sub(r"^([#>+-]|\d+\.)(?=\s|$)", r"\\\1", _cell(value)))
+    return Markup(re.sub(r"^([#>+-]|\d+\.)(?=\s|$)", r"\\\1", cell(value)))
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
     """The same inside a line. Underscores inside words mean nothing there and stay."""
     if isinstance(value, Markup):
         return str(value)
@@ -289,7 +289,7 @@ def _cell(value: Any) -> str:
 
 def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> Markup:
     """Cells as a table, the head first; from column `left` on they are numbers."""
-    head, *rows = ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
+    head, *rows = ["| " + " | ".join(map(cell, line)) + " |" for line in lines]
     rule = "|" + "|".join(" --- " if i < left else " ---: " for i in range(len(lines[0]))) + "|"
     return Markup("\n".join([head, rule, *rows]))
 

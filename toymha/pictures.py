@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toymha import runs
 from toymha.metrics import Metric
 from toymha.plots import QUIET, Bar, Curve, Style, curve, curves, forest, styles
 from toymha.report import Report
@@ -43,7 +42,7 @@ def pictures(report: Report) -> Pictures:
     """Draw them. Of the runs' logs, those of the drawn rows are read, once."""
     begun = [row for row in report.table.rows if row.results]
     rows = begun[:MOST_CURVES]
-    logged = {str(r.path): runs.Run(r.path, None).rows() for row in rows for r in row.results}  # type: ignore[arg-type]
+    logged = {str(r.path): r.rows() for row in rows for r in row.results}
     style = styles(rows)
     effects = [*_effects(report.table), *_checks(report.verdict.findings if report.verdict else [])]
     losses = _losses([curve(row, logged, "loss/val", s) for row, s in zip(rows, style)])

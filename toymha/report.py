@@ -33,14 +33,14 @@ class Report:
     def load(cls, folder: str | Path) -> Report:
         """The report of all runs in or below a folder. Raises UserError where there are none."""
         path = Path(folder).expanduser()
-        found = [Result.of(r) for r in runs.find(path)] if path.is_dir() else []
-        if not found:
-            raise UserError(f"no runs in {path} (looked in {path.absolute()})")
         about = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {}
         sweeps = sorted(p.parent for p in path.rglob("sweep.json"))
         if not about and len(sweeps) > 1:  # other texts, other questions: no one table holds them
             several = ", ".join(f"run={p}" for p in sweeps[:3]) + (", ..." if len(sweeps) > 3 else "")
             raise UserError(f"{path} holds {len(sweeps)} sweeps; report one of them: {several}")
+        found = [Result.of(r) for r in runs.find(path)] if path.is_dir() else []
+        if not found:
+            raise UserError(f"no runs in {path} (looked in {path.absolute()})")
         return cls.of(path, found, about)
 
     @classmethod

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from toymha import compose, fair, runs
 from toymha.compose import Experiment
 from toymha.config import choices
 from toymha.console import duration, quote
 from toymha.metrics import Result
-from toymha.page import Entry, write_index
+from toymha.page import Entry, cell, markdown_code, markdown_table, write_index
 from toymha.report import Report, columns
 from toymha.schema import UserError, nearest
 from toymha.sweep import GPU_RUNS, plans, run_sweep
@@ -99,7 +101,7 @@ def entry(name: str, experiment: Experiment, folder: Path) -> Entry:
         return Entry(name, *about[:2], "cannot be read", str(e), [], about[2], None, 0, len(experiment.points), "")
     verdict, results = report.verdict, report.table.results
     assert verdict is not None
-    findings = [(f"{f.that} ({f.place})" if f.where else f.that, f.text(), f.verdict) for f in verdict.findings]
+    findings = [(f.title, f.text(), f.verdict) for f in verdict.findings]
     seconds = seconds_of(path, results, experiment.points[0].config.workers)
     done, link = sum(r.done for r in results), (path.relative_to(folder) / "report.html").as_posix()
     asked = len(experiment.points)
@@ -149,11 +151,11 @@ def summary(entries: list[Entry]) -> str:
 
 def markdown(entries: list[Entry]) -> str:
     """The same as a table for a README."""
-    lines = ["| statement | verdict | measured | runs | time |", "| --- | --- | --- | --- | --- |"]
+    lines = [["statement", "verdict", "measured", "runs", "time"]]
     for e in entries:
+        statement = Markup(f"{markdown_code(e.name)}: {cell(e.statement)}")
+        verdict = Markup(f"**{e.word}**" + (f" ({cell(e.turns_on)})" if e.turns_on else ""))
+        measured = Markup("<br>".join(cell(f"{that}: {text} ({word})") for that, text, word in e.findings))
         time_ = duration(e.seconds) if e.seconds is not None else "-"
-        measured = "<br>".join(f"{that}: {text} ({word})" for that, text, word in e.findings)
-        verdict = f"**{e.word}**" + (f" ({e.turns_on})" if e.turns_on else "")
-        cells = (f"`{e.name}`: {e.statement}", verdict, measured, f"{e.done}/{e.runs}", time_)
-        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", r"\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([statement, verdict, measured, f"{e.done}/{e.runs}", time_])
+    return markdown_table(lines, left=3) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toymha.schema import UserError, build, fill, key
+from toymha.schema import UserError, build, key
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,4 @@ class Sweep:
     @property
     def parsed_checks(self) -> list[Check]:
         """The checks, typed. Raises UserError."""
-        return [build(fill(c, Check), Check, f"sweep {self.name}: checks.") for c in self.checks]
+        return [build(c, Check, f"sweep {self.name}: checks.") for c in self.checks]

@@ -314,6 +314,7 @@ class Lab:
             self.model.load_state_dict(self.run.load_weights("model"))
         splits, V = self.corpus.splits, self.corpus.tokenizer.vocab_size
         test = self.score("test") if "test" in splits else None
+        rows = self.run.rows() if last.parts else []
         self.run.update(
             step=step,
             tokens_trained=step * c.tokens_per_step,
@@ -328,7 +329,7 @@ class Lab:
             test=test.to_dict() if test else None,
             unigram_loss=unigram_loss(splits["train"], splits["val"], V),
             sample=self.sample() if c.budget.sample_tokens else None,
-            learned={name: learned(self.run.rows(), name) for name in last.parts},
+            learned={name: learned(rows, name) for name in last.parts},
         )
         log.final(step, last)
         self.console.stop()

@@ -10,10 +10,9 @@ import itertools
 from typing import Any
 
 from toymha import runs
-from toymha.compose import Experiment, Point, product, sweep_axes
+from toymha.compose import Experiment, Point, distinct, product, sweep_axes
 from toymha.config import REPLICATES
-from toymha.fair import distinct
-from toymha.metrics import Result
+from toymha.metrics import Result, setting_name
 from toymha.schema import word
 
 FIRST_SEED = 1000  # of the trials, and those after it that the verdict has not
@@ -96,7 +95,7 @@ def warnings_of(record: list[dict[str, Any]]) -> list[str]:
     """What a reader must know of the choice."""
     out = []
     for r in record:
-        setting = ", ".join(f"{k}={word(v)}" for k, v in r["setting"].items()) or "the setting"
+        setting = setting_name(r["setting"]) or "the setting"
         for key, value in r["chosen"].items():
             tried = sorted({c["values"][key] for c in r["candidates"]}, key=str)
             numbers = [v for v in tried if isinstance(v, (int, float))]

@@ -57,6 +57,11 @@ class Finding:
         """The slice in words."""
         return setting_name(self.where)
 
+    @property
+    def title(self) -> str:
+        """What is compared, and in which slice."""
+        return f"{self.that} ({self.place})" if self.where else self.that
+
     def claim(self) -> str:
         """What is claimed of the difference, such as `+0.2000 to +0.5000 nats`."""
         m, bounds = self.metric, (self.claim_low, self.claim_high)
@@ -112,8 +117,7 @@ class Verdict:
         if s.source:
             lines.append(f"source     {s.source}")
         for f in self.findings:
-            where = f" ({f.place})" if f.where else ""
-            lines.append(f"check      {f.that}{where}: {f.text()}; claimed {f.claim()}: {f.verdict}")
+            lines.append(f"check      {f.title}: {f.text()}; claimed {f.claim()}: {f.verdict}")
             lines += [f"           {note}" for note in f.notes]
         lines.append(f"verdict    {self.word}{f' ({self.turns_on})' if self.turns_on else ''}")
         lines.append(f"           {self.open_text()}" if self.open_text() else "")
@@ -259,7 +263,9 @@ def _with_diverged(found: Finding, results: list[Result], sides: list[dict[str, 
     p = stats.fisher(k1, n1, k2, n2)
     notes = (*found.notes, f"diverged: {k1}/{n1} against {k2}/{n2} (Fisher's exact p = {p:.3g})")
     worse = 0 if not n1 or not n2 else (k1 * n2 > k2 * n1) - (k1 * n2 < k2 * n1)  # +1: the value's side
-    claims_more, claims_less = found.claim_low > 0, found.claim_high < 0
+    # Only a claim without an end on that side is met by what is worse than any number: "0.2 to 0.5 higher" is not.
+    claims_more = found.claim_low > 0 and found.claim_high == math.inf
+    claims_less = found.claim_high < 0 and found.claim_low == -math.inf
     claimed = (claims_more - claims_less) * (-1 if found.metric.higher_is_better else 1)
     if len(sides) > 2 or not worse or p >= 1 - CONFIDENCE:
         verdict = "undecided"
