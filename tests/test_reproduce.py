@@ -20,7 +20,7 @@ TINY = "data=pydoc n_layer=1 dim=16 seq_len=16 batch_size=4 budget.steps=4 budge
 SMALL = ("tied", "w_o", "w_o_parameters", "heads_tuned")  # the statements that are trained here
 STATEMENTS = [*SMALL, "norm"]  # all of them are composed for each page, which takes its time
 TINY += ["data.split=[0.98,0.01,0.01]", "budget.sample_tokens=0", "device=cpu", "workers=1", "threads=1"]
-OPTIONS = build({**COMMANDS["reproduce"].defaults, "budget": "smoke"}, COMMANDS["reproduce"].options)
+OPTIONS = build({"budget": "smoke"}, COMMANDS["reproduce"].options)
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +128,15 @@ def test_nothing_to_train_needs_no_torch(monkeypatch, capsys):
     capsys.readouterr()
     assert main([*words, "plan=true"]) == 0
     assert re.search(r"^w_o +0 of +4 runs to train +about 0", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("word", ["claims=[tied,w_o]", "claims=tied,w_o", "claims=null", ""])
+def test_statements_are_named_with_and_without_brackets(monkeypatch, word):
+    """And none of them means all."""
+    asked = []
+    monkeypatch.setattr(reproduce, "reproduce", lambda o, words: asked.append(o.claims) or 0)
+    assert main(["reproduce", *filter(None, [word])]) == 0
+    assert asked == [None if word in ("claims=null", "") else ["tied", "w_o"]]
 
 
 @pytest.mark.parametrize(

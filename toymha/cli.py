@@ -17,66 +17,16 @@ from typing import Any
 from toymha import config
 from toymha.config import GROUPS
 from toymha.help import COMPLETION, Command, complete, help_of, overview
-from toymha.schema import UserError, build, key, keys, nearest
-
-
-@dataclass(frozen=True)
-class EvalOptions:
-    """Options of `toymha eval`."""
-
-    run: str = key("the run folder", text=True)
-    split: str = key("which part of the text", choices=("train", "val", "test"))
-    weights: str = key("of the last step or of the best evaluation", choices=("last", "best"))
-    data: str | None = key("another data set, read with the run's own tokenizer; null = the run's")
-    path: str | None = key("the file, for data=file", text=True)
-    device: str = key("auto = cuda, else mps, else cpu")
-    precision: str | None = key("auto, fp32 or bf16; null = as the run was told", choices=("auto", "fp32", "bf16"))
-    threads: int | None = key("CPU threads; null = all cores", low=1)
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Options of `toymha report`."""
-
-    run: str = key("a folder with runs in it, such as outputs/heads", text=True)
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What `toymha plan` takes beside the keys of `train`."""
-
-    time: bool = key("try a few steps of each kind of run and predict how long all take")
-
-
-@dataclass(frozen=True)
-class ReproduceOptions:
-    """Options of `toymha reproduce`."""
-
-    claims: list[str] | None = key("which statements, such as [w_o,tied]; null = all of conf/sweep")
-    budget: str = key("steps and seeds of every statement", choices=("smoke", "quick", "full"))
-    output_dir: str = key("where the folder reproduce/ goes", text=True)
-    workers: int | None = key("runs at a time; null = one a core", low=1, high=1024)
-    device: str = key("auto = cuda, else mps, else cpu")
-    plan: bool = key("say what would be done and how long it would take, and stop")
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Options of `toymha data`."""
-
-    fetch: str | None = key("a data set to bring here ahead of time")
-
-
-@dataclass(frozen=True)
-class CompletionOptions:
-    """Options of `toymha completion`."""
-
-    shell: str = key("whose completion to print", choices=tuple(COMPLETION))
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Of `toymha version`."""
+from toymha.options import (
+    CompletionOptions,
+    DataOptions,
+    EvalOptions,
+    NoOptions,
+    PlanOptions,
+    ReportOptions,
+    ReproduceOptions,
+)
+from toymha.schema import UserError, build, is_list, keys, nearest
 
 
 @dataclass
@@ -288,8 +238,6 @@ def reproduce(words: list[str], flags: Flags) -> int:
     """All statements, one after the other."""
     from toymha.reproduce import reproduce as all_of
 
-    # claims=w_o,tied is a list too
-    words = [f"claims=[{w[7:]}]" if w.startswith("claims=") and w[7:8] != "[" and w[7:] != "null" else w for w in words]
     with contextlib.redirect_stdout(Unbreakable(sys.stdout)):
         return all_of(options("reproduce", words, flags), words)
 
@@ -325,8 +273,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
 
     if flags.multirun or flags.cfg or flags.config_dir:
         raise UserError(f"`toymha {command}` takes no -m, --cfg or --config-dir")
-    spec, values = COMMANDS[command].options, dict(COMMANDS[command].defaults or {})
-    known = keys(spec)
+    spec = COMMANDS[command].options
+    known, values = keys(spec), {}
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
@@ -334,7 +282,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
                 raise UserError(f"{word}: write run={word}")
             valid = ", ".join(f"{k}=" for k in known)
             raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {valid}")
-        values[name] = read_value(word, literal=known[name][0].metadata["text"])
+        f, hint = known[name]
+        values[name] = read_value(word, literal=f.metadata["text"], several=is_list(hint))
     return build(values, spec)
 
 
@@ -347,37 +296,12 @@ def completion(words: list[str], flags: Flags) -> int:
 COMMANDS = {
     "train": Command("train one model, or many (-m, sweep=NAME)", train, config.Config),
     "plan": Command("say what `train` would do, and what is done already", plan, config.Config),
-    "report": Command("table, verdict and page of a folder of runs", report, ReportOptions, {}),
-    "reproduce": Command(
-        "all statements of conf/sweep, and one page of verdicts",
-        reproduce,
-        ReproduceOptions,
-        {
-            "claims": None,
-            "budget": "quick",
-            "output_dir": "outputs",
-            "workers": None,
-            "device": "auto",
-            "plan": False,
-        },
-    ),
-    "eval": Command(
-        "score a trained run on a whole split",
-        evaluate,
-        EvalOptions,
-        {
-            "split": "val",
-            "weights": "last",
-            "data": None,
-            "path": None,
-            "device": "auto",
-            "precision": None,
-            "threads": None,
-        },
-    ),
-    "data": Command("list the data sets, or fetch one", data, DataOptions, {"fetch": None}),
-    "completion": Command("tab completion: shell=bash or shell=zsh", completion, CompletionOptions, {}),
-    "version": Command("print the version", version, NoOptions, {}),
+    "report": Command("table, verdict and page of a folder of runs", report, ReportOptions),
+    "reproduce": Command("all statements of conf/sweep, and one page of verdicts", reproduce, ReproduceOptions),
+    "eval": Command("score a trained run on a whole split", evaluate, EvalOptions),
+    "data": Command("list the data sets, or fetch one", data, DataOptions),
+    "completion": Command("tab completion: shell=bash or shell=zsh", completion, CompletionOptions),
+    "version": Command("print the version", version, NoOptions),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from toymha import config
 from toymha.config import GROUPS, SPECIAL, choices
-from toymha.schema import keys, word
+from toymha.schema import fill, keys, word
 
 EXAMPLES = """
 Examples
@@ -23,12 +23,11 @@ Examples
 
 @dataclass(frozen=True)
 class Command:
-    """One word after `toymha`: what it does, its options with their defaults (`None`: those of conf/train.yaml)."""
+    """One word after `toymha`: what it does, and what it takes; a run's defaults are those of conf/train.yaml."""
 
     about: str
     run: Callable[..., int | None]
     options: type
-    defaults: dict[str, Any] | None = None
 
 
 def overview(commands: dict[str, Command]) -> str:
@@ -43,8 +42,7 @@ def help_of(name: str, command: Command, extra: Path | None = None) -> str:
     """Every key of a command with its meaning, type and default; the choices of each group."""
     lines = [f"toymha {name} key=value ...   {command.about}", ""]
     if command.options is not config.Config:
-        defaults = command.defaults or {}
-        known = keys(command.options).items()
+        known, defaults = keys(command.options).items(), fill({}, command.options)
         return "\n".join(lines + [_key_line(k, f, hint, defaults.get(k, "required")) for k, (f, hint) in known])
     from toymha.compose import Composer
 

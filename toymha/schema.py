@@ -79,6 +79,11 @@ def section_of(hint: Any) -> type | None:
     return next((t for t in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(t)), None)  # type: ignore[return-value]
 
 
+def is_list(hint: Any) -> bool:
+    """Whether a field holds a list (also when it may be null)."""
+    return any(typing.get_origin(t) is list for t in (hint, *typing.get_args(hint)))
+
+
 @functools.cache
 def keys(cls: type, prefix: str = "") -> dict[str, tuple[dataclasses.Field, Any]]:
     """Every key as typed on the command line (`n_head`, `optim.lr`) -> (field, type)."""

@@ -69,12 +69,17 @@ def parse_word(word: str, extra: Path | None, multirun: bool) -> Axis:
     return Axis(name, values, swept)
 
 
-def read_value(word: str, literal: bool = False) -> Any:
-    """The single value of `key=value`; a literal one is taken as it stands, but for quotes around it and null."""
+def read_value(word: str, literal: bool = False, several: bool = False) -> Any:
+    """The value of `key=value`; a literal one is taken as it stands, but for quotes around it and null.
+
+    `several`: the key holds a list, which may be written without its brackets. Raises UserError.
+    """
     name, _, text = word.partition("=")
     if literal:
         return None if text == "null" else _unquote(text)
     values, swept = _values(_override(word), word)
+    if several and values[0] is not None and not isinstance(values[0], list):
+        return list(values)
     if swept:
         raise UserError(f"{word}: {name} takes one value")
     return values[0]
