@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -364,9 +365,15 @@ def test_several_sweeps_are_no_one_table():
     for name in ("a", "b"):
         a_run(f"name={name}", loss=2.0)
         runs.write_json(Path(f"outputs/{name}/sweep.json"), {"axes": [], "order": [], "runs": []})
-    with pytest.raises(UserError, match=r"outputs holds 2 sweeps; report one of them: run=outputs/a, run=outputs/b"):
+    with pytest.raises(UserError, match=r"sweeps of their own; report one of them: run=outputs/a, run=outputs/b"):
         Report.load("outputs")
     assert len(Report.load("outputs/a").table.rows) == 1
+    shutil.rmtree("outputs/a")
+    assert Report.load("outputs").table.rows  # one that tests no statement is what it was before
+    about = {"axes": [], "order": [], "runs": [], "sweep": {"name": "b", "question": "?"}}
+    runs.write_json(Path("outputs/b/sweep.json"), about)
+    with pytest.raises(UserError, match="report one of them: run=outputs/b"):
+        Report.load("outputs")
 
 
 def test_diverging_more_often_is_a_finding():
@@ -621,6 +628,15 @@ def test_speed_is_that_of_the_median_step():
     new, old = a_run("n_head=1", loss=2.0, tokens_per_s=5.0, steady_tokens_per_s=9.0), a_run(loss=2.0, tokens_per_s=5.0)
     assert metric("tokens_per_s").of(Result.of(new)) == math.log(9.0)
     assert metric("tokens_per_s").of(Result.of(old)) is None
+
+
+def test_a_text_without_relations_has_not_failed_to_learn_them():
+    """Beside runs of a generated text it has no rows in the table of relations."""
+    part = {"loss": 0.1, "floor": 0.0, "right": 0.95, "accuracy": 1.0, "tokens": 9}
+    val = {"loss": 2.0, "ppl": 7.4, "bits_per_char": 2.9, "parts": {"topic": part}}
+    a_run("n_head=1", loss=2.0, val=val, learned={"topic": 30})
+    a_run("n_head=2", loss=2.0)
+    assert [line[0] for line in table(["n_head"]).relations()] == ["n_head", "1"]
 
 
 def test_a_diverged_run_has_learned_nothing():

@@ -35,9 +35,10 @@ class Report:
         path = Path(folder).expanduser()
         about = runs.read_json(path / "sweep.json") if (path / "sweep.json").is_file() else {}
         sweeps = sorted(p.parent for p in path.rglob("sweep.json"))
-        if not about and len(sweeps) > 1:  # other texts, other questions: no one table holds them
+        statements = [p for p in sweeps if runs.read_json(p / "sweep.json").get("sweep")]
+        if not about and (len(sweeps) > 1 or statements):  # other texts, other questions: no one table holds them
             several = ", ".join(f"run={p}" for p in sweeps[:3]) + (", ..." if len(sweeps) > 3 else "")
-            raise UserError(f"{path} holds {len(sweeps)} sweeps; report one of them: {several}")
+            raise UserError(f"the runs in {path} belong to sweeps of their own; report one of them: {several}")
         found = [Result.of(r) for r in runs.find(path)] if path.is_dir() else []
         if not found:
             raise UserError(f"no runs in {path} (looked in {path.absolute()})")

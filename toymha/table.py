@@ -200,6 +200,8 @@ class Table:
             return []
         lines = [[*self.axes, "relation", "loss", "floor", "right", "accuracy", "learned", "at step"]]
         for row in self.rows:
+            if row.done and not any((r.summary.get(self.split) or {}).get("parts") for r in row.done):
+                continue  # its text has no relations
             ended = [r for r in row.results if r.done or r.status == "diverged"]  # which has not learned anything
             for name in parts:
                 at = [r.summary.get("learned", {}).get(name) if r.done else None for r in ended]
