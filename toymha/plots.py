@@ -23,6 +23,7 @@ from toymha.table import Row
 WIDTH = 400  # of a figure, in the pixels of its text
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333", "#8c564b")  # Okabe, Ito 2008
 INK, QUIET, GRID = "#222222", "#666666", "#e4e4e4"
+BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # text: no line runs through it
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "toymha",  # else the ids in it are random
@@ -82,7 +83,7 @@ def forest(bars: Sequence[Bar], axis: str, name: str, region: tuple[float, float
     for b, lines, top in zip(bars, labels, tops):
         y = top + 17 * max(1, len(lines)) + 10
         for i, line in enumerate(lines):
-            axes.text(0.005, top + 13 + 17 * i, line, transform=axes.get_yaxis_transform(), color=INK)
+            axes.text(0.005, top + 13 + 17 * i, line, transform=axes.get_yaxis_transform(), color=INK, bbox=BEHIND)
         _at_right(axes, b, top + 13)
         if math.isfinite(b.value):
             _bar(axes, b, y)
@@ -105,7 +106,7 @@ def _bar(axes: Any, b: Bar, y: float) -> None:
 
 def _at_right(axes: Any, b: Bar, y: float) -> None:
     if b.said:
-        where = {"transform": axes.get_yaxis_transform(), "horizontalalignment": "right"}
+        where = {"transform": axes.get_yaxis_transform(), "horizontalalignment": "right", "bbox": BEHIND}
         axes.text(0.995, y, b.said, color=b.colour if b.colour != INK else QUIET, **where)
 
 
