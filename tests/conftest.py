@@ -23,6 +23,12 @@ VOCAB = 32  # what "the data" has, in tests that need no data
 MODELS = choices("model")
 SMALL = dict(n_layer=2, dim=32, n_head=4, seq_len=16)
 SMALL_WHERE_SET = dict(n_kv_head=2, head_dim=8, v_head_dim=8, d_ff=48, vocab_size=40)  # left alone where they follow
+# Models of two layers that have lost heads: a group of its own size, a layer without heads, a slice of the stream.
+PRUNED = [
+    *("kept_heads=[[0,2],[]]", "kept_heads=[[],[1]] bias=true qkv_bias=true", "n_kv_head=2 kept_heads=[[0,1,3],[2,3]]"),
+    *("n_kv_head=1 kept_heads=[[3],[0,1,2]]", "norm_position=post bias=true kept_heads=[[1,2],[]]"),
+    *("w_o=false kept_heads=[[0,3],[]]", "tied_heads=true kept_heads=[[1,3],[0,1,2,3]]"),
+]
 
 
 @pytest.fixture(scope="session", autouse=True)

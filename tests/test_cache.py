@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import MODELS, VOCAB, built, make, tokens
+from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
 
 from toymha import bench, cost
-from toymha.config import UserError
 from toymha.device import arithmetic
 from toymha.generate import sample
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
+from toymha.schema import UserError
 from toymha.seeds import stream
 
 CPU = torch.device("cpu")
@@ -25,6 +25,7 @@ SPLITS = [[16], [1] * 16, [5, 1, 10], [3, 3, 10], [15, 1]]
 CONFIGS = [
     *(f"model={model}" for model in MODELS),
     *("pos=sinusoidal", "pos=none", "n_kv_head=2 v_head_dim=4 qkv_bias=true", "tied_heads=true v_head_dim=4"),
+    *PRUNED,
 ]
 
 

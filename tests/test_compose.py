@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from toymha import compose, config, runs, schema
-from toymha.config import Config, UserError
+from toymha.config import Config
+from toymha.schema import UserError
 
 GROUP_FILES = [(g, p.stem) for g in compose.GROUPS for p in sorted((compose.conf_dir() / g).glob("*.yaml"))]
 REASON_FOR_FILE = {"file": ["data.path=corpus.txt"]}  # data=file stands for nothing without a path

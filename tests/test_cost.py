@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import MODELS, VOCAB, built, make, tokens
+from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from toymha import bench, cost
@@ -41,6 +41,7 @@ SWITCHES = [
     *("tied_heads=true v_head_dim=4", "w_o=false", "n_kv_head=2 v_head_dim=4 head_dim=6", "n_head=2 head_dim=10"),
     *("mlp=swiglu d_ff=20", "tie_embeddings=false bias=true qkv_bias=true", "causal=false", "vocab_size=40 n_layer=3"),
 ]
+SWITCHES += PRUNED
 CONFIGS = [f"model={model}" for model in MODELS] + SWITCHES
 
 

@@ -17,12 +17,13 @@ from conftest import MODELS, VOCAB, built, composer, make, tokens
 from torch import nn
 
 from toymha import cost
-from toymha.config import Config, UserError
+from toymha.config import Config
 from toymha.device import arithmetic, pick_device
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
 from toymha.model.parts import rotary_tables, rotate, sinusoid_table
 from toymha.optim import make_optimizers
+from toymha.schema import UserError
 
 CPU = torch.device("cpu")
 
@@ -254,7 +255,7 @@ def test_patterns_are_distributions_over_the_past(model_config):
         assert not c.causal or pattern_BHTS.triu(1).count_nonzero() == 0
 
 
-@pytest.mark.parametrize("tap", ["scores", "pattern", "z"])
+@pytest.mark.parametrize("tap", ["scores", "pattern", "z", "write"])
 @torch.inference_mode()
 def test_looking_changes_nothing(model_config, tap):
     """A hook that only looks leaves the logits alone; once it is gone they are the old ones, bit for bit."""
@@ -438,6 +439,7 @@ OTHERS = dict(
     dim=[16, 64],
     n_head=[1, 2],
     n_kv_head=[1, 2],
+    kept_heads=[[[0], [0, 1, 2, 3]], [[0, 1, 2], []]],
     head_dim=[4, 16],
     v_head_dim=[4, 16],
     d_ff=[64, 65],
@@ -482,6 +484,11 @@ REFUSED = {
     "n_kv_head=0": "must be >= 1",
     "tied_heads=true n_kv_head=2": "n_kv_head=2",
     "w_o=false head_dim=16": "n_head x v_head_dim",
+    "kept_heads=[[0,1]]": "n_layer=2",
+    "kept_heads=[[1,0],[0]]": "in order",
+    "kept_heads=[[0,4],[0]]": "from 0 to 3",
+    "kept_heads=[[0,0],[0]]": "once",
+    "kept_heads=[[0,1,2,3],[0,1,2,3]]": "leave it null",
     "pos=rope head_dim=7": "even",
     "pos=sinusoidal dim=33 head_dim=8": "even",
     "attn_dropout=1.0": "attn_dropout",

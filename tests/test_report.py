@@ -14,9 +14,10 @@ import filelock
 import pytest
 
 from toymha import caveats, cli, compose, runs
-from toymha.config import GROUPS, UserError, choices
+from toymha.config import GROUPS, choices
 from toymha.metrics import Result, metric, percent, setting_name
 from toymha.report import Report
+from toymha.schema import UserError
 from toymha.statement import Sweep
 from toymha.table import Table
 from toymha.words import parse

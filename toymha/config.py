@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toymha import schema
-from toymha.schema import UserError, key
+from toymha import combinations, schema
+from toymha.combinations import GENERATED as GENERATED
+from toymha.schema import key
 from toymha.statement import Sweep
 
 GROUPS = ("model", "data", "optim", "budget", "sweep")  # folders of conf/, in the order in which they are composed
@@ -107,17 +108,6 @@ class Budget:
     )
 
 
-# The keys of `Data` that a generated text has; every other text leaves all of them null.
-GENERATED = {
-    "relations": ("tokens", "text_seed", "symbols", "distance", "distractors", "together"),
-    "recall": ("tokens", "text_seed", "symbols", "length"),
-    "induction": ("tokens", "text_seed", "symbols", "length"),
-    "copy": ("tokens", "text_seed", "symbols", "length"),
-    "reverse": ("tokens", "text_seed", "symbols", "length"),
-    "selective_copy": ("tokens", "text_seed", "symbols", "length", "distractors"),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """One training run. Derived sizes are properties; values left null stay null."""
@@ -136,6 +126,9 @@ class Config:
     pos: str = key("positions", choices=("learned", "sinusoidal", "rope", "none"))
     w_o: bool = key("output projection after the heads; false needs n_head x v_head_dim = dim")
     tied_heads: bool = key("all heads share one slice of W_q, W_k and W_v")
+    kept_heads: list[list[int]] | None = key(
+        "of each layer, the numbers of the heads that it has; null = all n_head (`toymha prune` sets it)", default=None
+    )
     score_scale: str = key("scores are divided by its square root; none = not", choices=("head_dim", "dim", "none"))
     causal: bool = key("hide the future; false lets a token see what it has to predict")
     bias: bool = key("biases in W_o, MLP and LayerNorm")
@@ -151,6 +144,9 @@ class Config:
     seed: int = key("seeds the initial weights, the batches and dropout", low=0, high=2**32 - 1)
     init_seed: int | None = key("seeds the initial weights; null = seed", low=0, high=2**32 - 1)
     data_seed: int | None = key("seeds the order of the batches, and dropout; null = seed", low=0, high=2**32 - 1)
+    start: str | None = key(
+        "a run folder whose last weights this run begins with; null = new ones", text=True, default=None
+    )
     precision: str = key("arithmetic: auto picks what the hardware is fast at", choices=("auto", "fp32", "bf16"))
     data: Data
     optim: Optim
@@ -170,7 +166,7 @@ class Config:
     compile: bool = key("torch.compile: seconds of compiling for faster steps", identity=False)
 
     def __post_init__(self) -> None:
-        check_combinations(self)
+        combinations.check(self)
 
     # Sizes that follow
 
@@ -188,6 +184,15 @@ class Config:
     def G(self) -> int:
         """Number of key/value heads."""
         return self.n_kv_head or self.n_head
+
+    def heads_of(self, layer: int) -> tuple[int, ...]:
+        """Numbers of the query heads that the layer has."""
+        return tuple(range(self.n_head) if self.kept_heads is None else self.kept_heads[layer])
+
+    def kv_heads_of(self, layer: int) -> tuple[int, ...]:
+        """Numbers of the key/value heads that they read. Tied heads have one."""
+        heads = self.heads_of(layer)
+        return (0,) * bool(heads) if self.tied_heads else tuple(sorted({h * self.G // self.n_head for h in heads}))
 
     @property
     def F(self) -> int:
@@ -217,87 +222,6 @@ class Config:
         if self.budget.tokens is not None:
             limits.append(math.ceil(self.budget.tokens / self.tokens_per_step))
         return min(limits) if limits else None
-
-
-def check_combinations(c: Config) -> None:
-    """Refuse what cannot be built. Raises UserError naming the keys, their values and what would be right."""
-    _check_heads(c)
-    if c.pos == "rope" and c.D % 2:
-        raise UserError(f"pos=rope rotates pairs of channels, so head_dim must be even, not {c.D}")
-    if c.pos == "sinusoidal" and c.dim % 2:
-        raise UserError(f"pos=sinusoidal needs an even dim, not {c.dim}")
-    if c.batch_size % c.grad_accum:
-        refused = f"batch_size={c.batch_size} cannot be split into grad_accum={c.grad_accum} equal parts"
-        raise UserError(f"{refused}; {_divisors(c.batch_size)}")
-    if c.name is not None and (not c.name or Path(c.name).is_absolute() or ".." in Path(c.name).parts):
-        raise UserError(f"name={c.name} must be a folder below output_dir={c.output_dir}")
-    _check_data(c.data)
-    _check_optim(c.optim)
-    b = c.budget
-    if b.steps is None and b.tokens is None and b.minutes is None:
-        raise UserError("the run would never end: give budget.steps, budget.tokens or budget.minutes")
-    if 0 < b.decode_tokens < 64:
-        raise UserError(f"budget.decode_tokens={b.decode_tokens} must be 0 or at least 64: fewer cannot be timed")
-    if b.decode_tokens and not c.causal:
-        raise UserError(f"budget.decode_tokens={b.decode_tokens} needs causal=true: nothing else can be cached")
-
-
-def _check_heads(c: Config) -> None:
-    if c.head_dim is None and c.dim % c.n_head:
-        free = f"or set head_dim (say head_dim={max(2, round(c.dim / c.n_head / 2) * 2)})"
-        raise UserError(f"dim={c.dim} cannot be divided among n_head={c.n_head} heads; {_divisors(c.dim)}, {free}")
-    if c.n_kv_head is not None and c.n_head % c.n_kv_head:
-        raise UserError(f"n_kv_head={c.n_kv_head} must divide n_head={c.n_head}; {_divisors(c.n_head)}")
-    if c.tied_heads and c.n_kv_head not in (None, c.n_head):
-        raise UserError(
-            f"tied_heads=true has one slice of W_k and W_v for all heads; n_kv_head={c.n_kv_head} must be null"
-        )
-    if not c.w_o and c.n_head * c.Dv != c.dim:
-        widths = f"{c.n_head} x {c.Dv} is not {c.dim}"
-        raise UserError(
-            f"w_o=false adds the heads to the stream as they are: n_head x v_head_dim must be dim, but {widths}"
-        )
-
-
-def _check_data(d: Data) -> None:
-    if d.name == "file" and d.path is None:
-        raise UserError("data=file needs data.path, such as data.path=corpus.txt")
-    if d.name != "file" and d.path is not None:
-        raise UserError(f"data.path={d.path} needs data=file")
-    own = GENERATED.get(d.name, ())
-    for name in sorted({k for keys in GENERATED.values() for k in keys}):
-        value = getattr(d, name)
-        if value is not None and name not in own:
-            which = ", ".join(n for n, keys in GENERATED.items() if name in keys)
-            raise UserError(f"data.{name}={schema.word(value)} belongs to data={which}, and this run has data={d.name}")
-        if value is None and name in own:
-            raise UserError(f"data={d.name} needs data.{name}")
-    if (d.tokenizer == "word") != bool(own):
-        words = "word, the only one" if own else "char, byte or bpe"
-        raise UserError(f"data.tokenizer={d.tokenizer}: data={d.name} has tokens of the kind {words}")
-    if d.tokenizer == "bpe" and d.vocab_size is None:
-        raise UserError("data.tokenizer=bpe needs data.vocab_size, such as data.vocab_size=1024")
-    if d.tokenizer != "bpe" and d.vocab_size is not None:
-        raise UserError(f"data.vocab_size={d.vocab_size} needs data.tokenizer=bpe; {d.tokenizer} tokens are counted")
-    shares = d.split
-    good = len(shares) in (2, 3) and all(0 <= x <= 1 for x in shares) and all(shares[:2])
-    if not good or abs(sum(shares) - 1) > 1e-9:
-        raise UserError(f"data.split={shares} must be two or three shares that add up to 1, such as [0.9,0.05,0.05]")
-
-
-def _check_optim(o: Optim) -> None:
-    if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
-        raise UserError(f"optim.betas={o.betas} must be two numbers in [0, 1), such as [0.9,0.95]")
-    for name in ("muon_lr", "muon_momentum", "muon_weight_decay"):
-        value = getattr(o, name)
-        if value is not None and o.name != "muon":
-            raise UserError(f"optim.{name}={value} belongs to optim=muon, and this run has optim={o.name}")
-        if value is None and o.name == "muon":
-            raise UserError(f"optim=muon needs optim.{name}")
-
-
-def _divisors(n: int) -> str:
-    return "valid: " + ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
 
 
 # The keys, and the typed object from plain values and back

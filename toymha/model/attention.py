@@ -1,8 +1,9 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2) with the switches that the laboratory turns.
 
-Axes: B batch, T query positions, S key positions, C dim, H query heads, G key/value heads, R = H / G query heads that
-share one, D head_dim (of values: Dv). Query head h reads key/value head h // R. Without a cache S = T; with one the T
-queries are the last of S = past + T positions.
+Axes: B batch, T query positions, S key positions, C dim, H query heads, G key/value heads, R = n_head / n_kv_head query
+heads that share one, D head_dim (of values: Dv). Query head h reads key/value head h // R. Without a cache S = T; with
+one the T queries are the last of S = past + T positions. A pruned layer has fewer heads: its axes H and G are those
+that are left, in the order of their old numbers.
 """
 
 from __future__ import annotations
@@ -21,23 +22,28 @@ from toymha.model.parts import rotate
 class Attention(nn.Module):
     """softmax(q k^T x scale + mask) v for each head, heads side by side, then W_o.
 
-    `scores`, `pattern` and `z` are taps: identity modules. A forward hook on one of them sees, and may replace,
-    scores_BHTS (scaled, before mask and softmax), pattern_BHTS (probabilities) or z_BHTD (each head's output).
-    Without a hook on scores or pattern the fused kernel may be used, which never builds those tensors.
+    `scores`, `pattern`, `z` and `write` are taps: identity modules. A forward hook on one of them sees, and may
+    replace, scores_BHTS (scaled, before mask and softmax), pattern_BHTS (probabilities), z_BHTD (each head's output) or
+    write_BHTC (what each head adds to the residual stream). Without a hook on scores or pattern the fused kernel may be
+    used, which never builds those tensors; without one on write, W_o is a single product for all heads.
     """
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, layer: int = 0) -> None:
         super().__init__()
-        self.H, self.G, self.D, self.Dv = c.n_head, c.G, c.D, c.Dv
+        self.heads, stored = c.heads_of(layer), c.kv_heads_of(layer)
+        self.H, self.D, self.Dv, self.n_head = len(self.heads), c.D, c.Dv, c.n_head
         self.causal, self.dropout, self.tied = c.causal, c.attn_dropout, c.tied_heads
         self.scale = {"head_dim": c.D**-0.5, "dim": c.dim**-0.5, "none": 1.0}[c.score_scale]
-        # Tied heads own one slice of each matrix; the others of H and G are that slice again.
-        q_heads, self.kv_heads = (1, 1) if c.tied_heads else (self.H, self.G)
+        # Tied heads own one slice of each matrix; the others of H are that slice again.
+        q_heads, self.kv_heads = 1 if c.tied_heads else self.H, len(stored)
+        self.kv_of = [0 if c.tied_heads else stored.index(h * c.G // c.n_head) for h in self.heads]
+        size = self.H // self.kv_heads
+        self.even = [h // size for h in range(self.H)] == self.kv_of  # groups of one size
         self.w_q = nn.Linear(c.dim, q_heads * self.D, bias=c.qkv_bias)
         self.w_k = nn.Linear(c.dim, self.kv_heads * self.D, bias=c.qkv_bias)
         self.w_v = nn.Linear(c.dim, self.kv_heads * self.Dv, bias=c.qkv_bias)
         self.w_o = nn.Linear(self.H * self.Dv, c.dim, bias=c.bias) if c.w_o else None
-        self.scores, self.pattern, self.z = nn.Identity(), nn.Identity(), nn.Identity()
+        self.scores, self.pattern, self.z, self.write = (nn.Identity() for _ in range(4))
 
     def forward(
         self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: LayerCache | None = None
@@ -53,10 +59,35 @@ class Attention(nn.Module):
             k_BGSD, v_BGSD = cache.extend(k_BGSD, v_BGSD)
         if self.tied:
             q_BHTD = q_BHTD.expand(-1, self.H, -1, -1)
+        if not self.even:  # what pruning left of the groups has several sizes
+            k_BGSD, v_BGSD = k_BGSD[:, self.kv_of], v_BGSD[:, self.kv_of]
         attend = self.fused if self.can_fuse() else self.explicit
-        z_BHTD = self.z(attend(q_BHTD, k_BGSD, v_BGSD))
-        merged_BTC = z_BHTD.transpose(1, 2).flatten(2)
-        return merged_BTC if self.w_o is None else self.w_o(merged_BTC)
+        return self.merge(self.z(attend(q_BHTD, k_BGSD, v_BGSD)))
+
+    def merge(self, z_BHTD: Tensor) -> Tensor:
+        """The heads' outputs -> what the layer adds to the stream, by head where somebody listens."""
+        if self.write._forward_hooks:
+            out_BTC = self.write(self.writes(z_BHTD)).sum(1)
+            return out_BTC if self.w_o is None or self.w_o.bias is None else out_BTC + self.w_o.bias
+        merged_BTHD = z_BHTD.transpose(1, 2)
+        if self.w_o is not None:
+            return self.w_o(merged_BTHD.flatten(2))
+        if self.n_head > self.H:  # each head writes to its own slice of the stream, and some are gone
+            B, T = merged_BTHD.shape[:2]
+            all_BTHD = merged_BTHD.new_zeros(B, T, self.n_head, self.Dv)
+            all_BTHD[:, :, list(self.heads)] = merged_BTHD
+            merged_BTHD = all_BTHD
+        return merged_BTHD.flatten(2)
+
+    def writes(self, z_BHTD: Tensor) -> Tensor:
+        """write_BHTC: each head's output through its own block of W_o (Elhage et al. 2021, section on the residual
+        stream). They add up to the layer's output less the bias of W_o."""
+        if self.w_o is not None:
+            return torch.einsum("bhtd,chd->bhtc", z_BHTD, self.w_o.weight.unflatten(1, (self.H, self.Dv)))
+        B, H, T, _ = z_BHTD.shape
+        write_BHTHD = z_BHTD.new_zeros(B, H, T, self.n_head, self.Dv)
+        write_BHTHD[:, list(range(H)), :, list(self.heads)] = z_BHTD.transpose(0, 1)
+        return write_BHTHD.flatten(3)
 
     def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x_BTC -> q_BHTD, k_BGSD, v_BGSD (one head each where heads are tied)."""
@@ -117,3 +148,27 @@ class Attention(nn.Module):
             for width in (self.D, self.Dv)
         )
         return LayerCache(k_BGSD, v_BGSD)
+
+
+class NoHeads(nn.Module):
+    """What is left of an attention that has lost all its heads: the bias of W_o, where it has one."""
+
+    heads: tuple[int, ...] = ()
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.D, self.Dv = c.D, c.Dv
+        self.bias = nn.Parameter(torch.zeros(c.dim)) if c.w_o and c.bias else None
+
+    def forward(
+        self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x_BTC -> the same for every token; the cache notes how many came."""
+        if cache is not None:
+            nothing_BGTD = x_BTC.new_empty(x_BTC.shape[0], 0, x_BTC.shape[1], 1)
+            cache.extend(nothing_BGTD, nothing_BGTD)
+        return torch.zeros_like(x_BTC) if self.bias is None else self.bias.expand_as(x_BTC)
+
+    def make_cache(self, batch_size: int, length: int, dtype: torch.dtype) -> LayerCache:
+        nothing_BGSD = torch.empty(batch_size, 0, length, 1, dtype=dtype)
+        return LayerCache(nothing_BGSD, nothing_BGSD)

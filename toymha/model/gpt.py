@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha.config import Config
-from toymha.model.attention import Attention
+from toymha.model.attention import Attention, NoHeads
 from toymha.model.cache import KVCache, LayerCache
 from toymha.model.parts import MLPS, NORMS, rotary_tables, sinusoid_table
 from toymha.schema import UserError
@@ -17,29 +17,35 @@ from toymha.seeds import stream
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each added to the residual stream, with the norm before (pre) or after the sum (post)."""
+    """Attention, then MLP, each added to the residual stream, with the norm before (pre) or after the sum (post).
 
-    def __init__(self, c: Config) -> None:
+    `after_attn` and `after_mlp` are taps on the stream, behind each sum (in post-LN behind its norm).
+    """
+
+    def __init__(self, c: Config, layer: int = 0) -> None:
         super().__init__()
         norm = NORMS[c.norm]
         self.pre = c.norm_position == "pre"
         self.dropout = c.resid_dropout
-        self.norm_attn, self.attn = norm(c.dim, c.bias), Attention(c)
+        self.attn = Attention(c, layer) if c.heads_of(layer) else NoHeads(c)
+        read = self.attn.heads or not self.pre  # nobody reads what is normalised before an attention without heads
+        self.norm_attn = norm(c.dim, c.bias) if read else nn.Identity()
         self.norm_mlp, self.mlp = norm(c.dim, c.bias), MLPS[c.mlp](c)
+        self.after_attn, self.after_mlp = nn.Identity(), nn.Identity()
 
     def forward(self, x_BTC: Tensor, rope: tuple[Tensor, Tensor] | None, cache: LayerCache | None = None) -> Tensor:
         if self.pre:
-            x_BTC = x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope, cache))
-            return x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC)))
-        x_BTC = self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope, cache)))
-        return self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC)))
+            x_BTC = self.after_attn(x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), rope, cache)))
+            return self.after_mlp(x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC))))
+        x_BTC = self.after_attn(self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, rope, cache))))
+        return self.after_mlp(self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
 
     def drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
 
 
 class GPT(nn.Module):
-    """Tokens -> logits of the next token at every position."""
+    """Tokens -> logits of the next token at every position. `embedded`: a tap on the stream before the first block."""
 
     def __init__(self, c: Config, vocab_size: int) -> None:
         """`vocab_size`: what the data has; `c.vocab_size` may be larger."""
@@ -49,7 +55,8 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(V, c.dim)
         if c.pos == "learned":
             self.embed_pos = nn.Embedding(c.seq_len, c.dim)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.n_layer))
+        self.embedded = nn.Identity()
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layer))
         # Post-LN blocks end in a normalisation already.
         self.norm = NORMS[c.norm](c.dim, c.bias) if c.norm_position == "pre" else nn.Identity()
         # Tied: the embedding is the head, and there is one tensor, under one name, in memory and on disk.
@@ -120,7 +127,7 @@ class GPT(nn.Module):
         ):  # Vaswani et al. 2017, section 3.4: tokens are scaled up to the size of the table
             x_BTC = x_BTC * math.sqrt(x_BTC.shape[-1]) + self.sinusoid_TC[here]
         rope = (self.cos_TD[here], self.sin_TD[here]) if self.pos == "rope" else None
-        x_BTC = F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC
+        x_BTC = self.embedded(F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC)
         for i, block in enumerate(self.blocks):
             x_BTC = block(x_BTC, rope, None if cache is None else cache.layers[i])
         return self.norm(x_BTC)

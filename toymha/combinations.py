@@ -1,0 +1,117 @@
+"""What cannot be combined in a configuration, told in one line. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toymha import schema
+from toymha.schema import UserError
+
+if TYPE_CHECKING:
+    from toymha.config import Config, Data, Optim
+
+# The keys of `Data` that a generated text has; every other text leaves all of them null.
+GENERATED = {
+    "relations": ("tokens", "text_seed", "symbols", "distance", "distractors", "together"),
+    "recall": ("tokens", "text_seed", "symbols", "length"),
+    "induction": ("tokens", "text_seed", "symbols", "length"),
+    "copy": ("tokens", "text_seed", "symbols", "length"),
+    "reverse": ("tokens", "text_seed", "symbols", "length"),
+    "selective_copy": ("tokens", "text_seed", "symbols", "length", "distractors"),
+}
+
+
+def check(c: Config) -> None:
+    """Refuse what cannot be built. Raises UserError naming the keys, their values and what would be right."""
+    _check_heads(c)
+    if c.pos == "rope" and c.D % 2:
+        raise UserError(f"pos=rope rotates pairs of channels, so head_dim must be even, not {c.D}")
+    if c.pos == "sinusoidal" and c.dim % 2:
+        raise UserError(f"pos=sinusoidal needs an even dim, not {c.dim}")
+    if c.batch_size % c.grad_accum:
+        refused = f"batch_size={c.batch_size} cannot be split into grad_accum={c.grad_accum} equal parts"
+        raise UserError(f"{refused}; {_divisors(c.batch_size)}")
+    if c.name is not None and (not c.name or Path(c.name).is_absolute() or ".." in Path(c.name).parts):
+        raise UserError(f"name={c.name} must be a folder below output_dir={c.output_dir}")
+    _check_data(c.data)
+    _check_optim(c.optim)
+    b = c.budget
+    if b.steps is None and b.tokens is None and b.minutes is None:
+        raise UserError("the run would never end: give budget.steps, budget.tokens or budget.minutes")
+    if 0 < b.decode_tokens < 64:
+        raise UserError(f"budget.decode_tokens={b.decode_tokens} must be 0 or at least 64: fewer cannot be timed")
+    if b.decode_tokens and not c.causal:
+        raise UserError(f"budget.decode_tokens={b.decode_tokens} needs causal=true: nothing else can be cached")
+
+
+def _check_heads(c: Config) -> None:
+    if c.head_dim is None and c.dim % c.n_head:
+        free = f"or set head_dim (say head_dim={max(2, round(c.dim / c.n_head / 2) * 2)})"
+        raise UserError(f"dim={c.dim} cannot be divided among n_head={c.n_head} heads; {_divisors(c.dim)}, {free}")
+    if c.n_kv_head is not None and c.n_head % c.n_kv_head:
+        raise UserError(f"n_kv_head={c.n_kv_head} must divide n_head={c.n_head}; {_divisors(c.n_head)}")
+    if c.tied_heads and c.n_kv_head not in (None, c.n_head):
+        raise UserError(
+            f"tied_heads=true has one slice of W_k and W_v for all heads; n_kv_head={c.n_kv_head} must be null"
+        )
+    if not c.w_o and c.n_head * c.Dv != c.dim:
+        widths = f"{c.n_head} x {c.Dv} is not {c.dim}"
+        raise UserError(
+            f"w_o=false adds the heads to the stream as they are: n_head x v_head_dim must be dim, but {widths}"
+        )
+    if c.kept_heads is not None:
+        _check_kept(c.kept_heads, c.n_layer, c.n_head)
+
+
+def _check_kept(kept: list[list[int]], n_layer: int, n_head: int) -> None:
+    if len(kept) != n_layer:
+        raise UserError(f"kept_heads has {len(kept)} lists of heads, and there are n_layer={n_layer} layers")
+    for layer, heads in enumerate(kept):
+        if heads != sorted(set(heads)) or not set(heads) <= set(range(n_head)):
+            raise UserError(
+                f"kept_heads of layer {layer} is {heads}: it must name heads from 0 to {n_head - 1}, in order and once"
+            )
+    if all(len(heads) == n_head for heads in kept):
+        raise UserError("kept_heads keeps all heads of all layers; leave it null")
+
+
+def _check_data(d: Data) -> None:
+    if d.name == "file" and d.path is None:
+        raise UserError("data=file needs data.path, such as data.path=corpus.txt")
+    if d.name != "file" and d.path is not None:
+        raise UserError(f"data.path={d.path} needs data=file")
+    own = GENERATED.get(d.name, ())
+    for name in sorted({k for keys in GENERATED.values() for k in keys}):
+        value = getattr(d, name)
+        if value is not None and name not in own:
+            which = ", ".join(n for n, keys in GENERATED.items() if name in keys)
+            raise UserError(f"data.{name}={schema.word(value)} belongs to data={which}, and this run has data={d.name}")
+        if value is None and name in own:
+            raise UserError(f"data={d.name} needs data.{name}")
+    if (d.tokenizer == "word") != bool(own):
+        words = "word, the only one" if own else "char, byte or bpe"
+        raise UserError(f"data.tokenizer={d.tokenizer}: data={d.name} has tokens of the kind {words}")
+    if d.tokenizer == "bpe" and d.vocab_size is None:
+        raise UserError("data.tokenizer=bpe needs data.vocab_size, such as data.vocab_size=1024")
+    if d.tokenizer != "bpe" and d.vocab_size is not None:
+        raise UserError(f"data.vocab_size={d.vocab_size} needs data.tokenizer=bpe; {d.tokenizer} tokens are counted")
+    shares = d.split
+    good = len(shares) in (2, 3) and all(0 <= x <= 1 for x in shares) and all(shares[:2])
+    if not good or abs(sum(shares) - 1) > 1e-9:
+        raise UserError(f"data.split={shares} must be two or three shares that add up to 1, such as [0.9,0.05,0.05]")
+
+
+def _check_optim(o: Optim) -> None:
+    if len(o.betas) != 2 or not all(0 <= b < 1 for b in o.betas):
+        raise UserError(f"optim.betas={o.betas} must be two numbers in [0, 1), such as [0.9,0.95]")
+    for name in ("muon_lr", "muon_momentum", "muon_weight_decay"):
+        value = getattr(o, name)
+        if value is not None and o.name != "muon":
+            raise UserError(f"optim.{name}={value} belongs to optim=muon, and this run has optim={o.name}")
+        if value is None and o.name == "muon":
+            raise UserError(f"optim=muon needs optim.{name}")
+
+
+def _divisors(n: int) -> str:
+    return "valid: " + ", ".join(str(i) for i in range(1, n + 1) if n % i == 0)
