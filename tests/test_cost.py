@@ -16,7 +16,8 @@ from toymha.compose import points
 from toymha.console import Console
 from toymha.model.attention import Attention
 from toymha.schema import UserError
-from toymha.train import Stop, train_point
+from toymha.stop import Stop
+from toymha.train import train_point
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from toymha import bench, runs, train
+from toymha import bench, lab, runs, train
 from toymha.compose import points
 from toymha.console import Console
 from toymha.evaluate import evaluate
 from toymha.generate import sample
 from toymha.model.gpt import GPT
 from toymha.schema import UserError
+from toymha.stop import Interrupted, Stop
 
 TINY = [
     "n_layer=1",
@@ -67,7 +68,7 @@ def die():
 def run(*words, console=None):
     given = {w.partition("=")[0] for w in words}
     (point,) = points([*(w for w in TINY if w.partition("=")[0] not in given), *words])
-    with train.Stop() as stop:
+    with Stop() as stop:
         return train.train_point(point, console or Console(quiet=True), stop)
 
 
@@ -120,7 +121,7 @@ def test_killed_between_a_row_and_its_checkpoint(here, monkeypatch, place):
 def test_a_signal_saves_the_step_and_is_resumed(here, signum):
     """Ctrl-C and SIGTERM leave a checkpoint of that very step, and the status `interrupted`."""
     whole = run("name=whole")
-    with pytest.raises(train.Interrupted) as e:
+    with pytest.raises(Interrupted) as e:
         run("name=cut", console=Failing(8, lambda: signal.raise_signal(signum)))
     assert e.value.signum == signum
     (cut,) = runs.find("outputs/cut")
@@ -132,7 +133,7 @@ def test_a_signal_saves_the_step_and_is_resumed(here, signum):
 def test_death_in_the_final_evaluation_keeps_the_weights(here, monkeypatch):
     """The weights are on disk before the whole split is evaluated, and resuming only evaluates."""
     whole = run("name=whole")
-    monkeypatch.setattr(train, "unigram_loss", lambda *_: die())
+    monkeypatch.setattr(lab, "unigram_loss", lambda *_: die())
     with pytest.raises(MemoryError):
         run("name=cut")
     (cut,) = runs.find("outputs/cut")
@@ -288,8 +289,8 @@ def test_checkpoints_hold_plain_values_only(here):
 
 def test_seconds_survive_an_interruption(here, monkeypatch):
     """Wall time counts earlier attempts up to their checkpoint, and timing the decoding; each step's seconds stay."""
-    monkeypatch.setattr(train, "decoding_speed", lambda *_: time.sleep(0.6) or 7.0)
-    with pytest.raises(train.Interrupted):
+    monkeypatch.setattr(lab, "decoding_speed", lambda *_: time.sleep(0.6) or 7.0)
+    with pytest.raises(Interrupted):
         slow = Failing(5, lambda: (time.sleep(1.5), signal.raise_signal(signal.SIGTERM)))
         run("budget.decode_tokens=64", console=slow)
     (cut,) = runs.find("outputs")

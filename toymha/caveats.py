@@ -8,6 +8,7 @@ from typing import Any
 
 from toymha.metrics import Result, number
 from toymha.statement import Sweep
+from toymha.verdict import matches
 
 TOLERANCE = 0.01  # of parameters and FLOPs, beyond which settings count as unequal
 FLOPS = (
@@ -19,8 +20,14 @@ KEYS = (*sorted(TOLD_APART_BY), "loss/test")
 
 
 def warnings_of(sweep: Sweep, results: Iterable[Result]) -> list[str]:
-    """Settings that differ in parameters or in compute, within a slice, by more than the tolerance."""
+    """Settings that differ in parameters or in compute, within a slice, by more than the tolerance.
+
+    Settings of which nothing but numbers themselves is claimed are compared with none, and need not be equal.
+    """
     found = [r for r in results if r.summary.get("flops_per_token")]
+    if any(c.absolute for c in sweep.parsed_checks):
+        compared = [side for c in sweep.parsed_checks if not c.absolute for side in c.sides]
+        found = [r for r in found if any(matches(r, side) for side in compared)]
     out = []
     for name, label in (("parameters", "parameters"), ("flops", "training FLOPs")):
         by_slice: dict[str, set[float]] = {}

@@ -142,7 +142,8 @@ def train(words: list[str], flags: Flags) -> int:
 def train_one(point: Any) -> int:
     """One run, in this process."""
     from toymha.console import Console, again
-    from toymha.train import Interrupted, Stop, train_point
+    from toymha.stop import Interrupted, Stop
+    from toymha.train import train_point
 
     if point.config.workers is not None:
         raise UserError(f"workers={point.config.workers} is for sweeps; this is one run, which threads= is for")

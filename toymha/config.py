@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -263,3 +264,7 @@ def identity_values(config: Config) -> dict[str, Any]:
                 value = getattr(value, part)
             out[name] = value
     return out
+
+
+# The keys of a model, which come first.
+MODEL_KEYS = list(itertools.takewhile(lambda name: name != "seq_len", schema.field_types(Config)))

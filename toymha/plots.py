@@ -67,19 +67,25 @@ class Bar:
 
 
 @styled()
-def forest(bars: Sequence[Bar], axis: str, name: str, region: tuple[float, float] | None = None) -> str:
-    """Differences with intervals, one below the other, each under its label; `region`: what is claimed of them."""
+def forest(
+    bars: Sequence[Bar], axis: str, name: str, region: tuple[float, float] | None = None, zero: bool = True
+) -> str:
+    """Numbers with intervals, one below the other, each under its label; `region`: what is claimed of them.
+
+    `zero`: a line at 0, which is where there is no difference; it means nothing for a number itself.
+    """
     labels = [shortened(b.label, 28 if b.said else 46) for b in bars]
     tops = [0.0]
     for lines in labels:
         tops.append(tops[-1] + 17 * max(1, len(lines)) + 22)
     figure, axes = _figure(tops[-1] + 58, left=10, right=10, top=6, bottom=46)
     axes.set_ylim(tops[-1] + 6, 0)
-    low, high = _span(bars, region)
+    low, high = _span(bars, region, zero)
     axes.set_xlim(low, high)
     if region:
         axes.axvspan(max(region[0], low), min(region[1], high), color="#dcebf7", zorder=0)
-    axes.axvline(0, color=INK, linewidth=1, zorder=1)
+    if zero:
+        axes.axvline(0, color=INK, linewidth=1, zorder=1)
     for b, lines, top in zip(bars, labels, tops):
         y = top + 17 * max(1, len(lines)) + 10
         for i, line in enumerate(lines):
@@ -110,9 +116,9 @@ def _at_right(axes: Any, b: Bar, y: float) -> None:
         axes.text(0.995, y, b.said, color=b.colour if b.colour != INK else QUIET, **where)
 
 
-def _span(bars: Iterable[Bar], region: tuple[float, float] | None) -> tuple[float, float]:
-    """The ends of the axis: all that is finite, and zero, with some air."""
-    numbers = [0.0, *(region or ())]
+def _span(bars: Iterable[Bar], region: tuple[float, float] | None, zero: bool) -> tuple[float, float]:
+    """The ends of the axis: all that is finite, and zero where it is asked for, with some air."""
+    numbers = [*((0.0,) if zero else ()), *(region or ())]
     for b in bars:
         numbers += [b.value, b.low, b.high, *(b.wide or ())]
     finite = [x for x in numbers if math.isfinite(x)]

@@ -22,7 +22,7 @@ def worker(pipe: Connection, task: Task) -> None:
     """Do the task with each point that comes through the pipe, one after the other, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on as SIGTERM
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from toymha.train import Stop
+    from toymha.stop import Stop
 
     with suppress(EOFError, OSError):
         while True:

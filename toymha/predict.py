@@ -74,7 +74,7 @@ class Clock(Console):
         return self.outer.signum or (signal.SIGTERM if len(self.stepped) >= STEPS else 0)
 
     def check(self) -> None:
-        from toymha.train import Interrupted
+        from toymha.stop import Interrupted
 
         if self.outer.signum or len(self.stepped) >= STEPS:
             raise Interrupted(self.outer.signum or signal.SIGTERM)
@@ -100,7 +100,7 @@ def predict(plans: list[Plan]) -> list[float]:
 
 def _tried(kinds: list[tuple[Point, int]], n: int) -> dict[str, Pace]:
     """Kind -> its pace while n are tried at a time: the first come again at the end, so that no trial runs alone."""
-    from toymha.train import Stop
+    from toymha.stop import Stop
 
     found: dict[str, list[Pace]] = {}
     with tempfile.TemporaryDirectory() as folder, Stop() as stop, Pool(n, stop, trial) as pool:
@@ -150,7 +150,8 @@ def trial(point: Point, stop: Any) -> Pace | str:
     """In a worker: the pace of one point, or what went wrong."""
     from toymha.bench import decoding_speed
     from toymha.device import set_up
-    from toymha.train import Interrupted, check_data, train_point
+    from toymha.stop import Interrupted
+    from toymha.train import check_data, train_point
 
     c = point.config
     try:

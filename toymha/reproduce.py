@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from toymha import compose, fair, runs
+from toymha import compose, fair, provenance, runs
 from toymha.compose import Experiment
 from toymha.config import choices
 from toymha.console import duration, quote
@@ -127,10 +127,10 @@ def seconds_of(folder: Path, results: Sequence[Result], workers: int | None) -> 
 
 def write_page(folder: Path, experiments: dict[str, Experiment], command: str) -> Path:
     entries = [entry(name, e, folder) for name, e in experiments.items()]
-    commit = runs.git() or {}
+    commit = provenance.git() or {}
     about = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{runs.processor()}, {runs.cores()} cores, {platform.system()}",
+        "machine": f"{provenance.processor()}, {runs.cores()} cores, {platform.system()}",
         "commit": f"{commit.get('commit', 'installed')[:12]}{' and changes' if commit.get('dirty') else ''}",
         "command": command,
     }

@@ -6,6 +6,7 @@ outputs/<name>/<what differs from the defaults>/seed=<n>/
     tokenizer.json     text <-> tokens                log.txt       a failed run's traceback
     checkpoint.pt      all that resuming needs        model.safetensors, best.safetensors   weights: last and best
     events.out...      the same rows, for TensorBoard
+    heads/             what `toymha heads` found  watch/        maps of attention along training (budget.watch)
 No torch at import.
 """
 
@@ -19,12 +20,10 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ import yaml
 
 from toymha import config
 from toymha.config import Config
+from toymha.provenance import git, processor, version
 from toymha.schema import UserError
 
 FILES = (
@@ -40,12 +40,13 @@ FILES = (
     *("checkpoint.pt", "model.safetensors", "best.safetensors"),
 )
 STATUSES = ("running", "done", "diverged", "failed", "interrupted")
+FOLDERS = ("heads", "watch")  # pictures and numbers of the heads: of `toymha heads`, and along training
 FINISHED = ("done", "diverged")
 
 
 def identity(cfg: Config, data_sha256: str) -> str:
     """Hash of all that decides the numbers of a run: its keys without output and machine, and the text itself."""
-    values = config.identity_values(cfg) | {"data.path": None, "data.sha256": data_sha256}
+    values = values_of(cfg, data_sha256) | {"data.path": None}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -115,6 +116,8 @@ class Run:
             temporary = p.name.startswith(".") and p.name.endswith(".tmp")
             if p.name in FILES or temporary or p.name.startswith("events.out.tfevents"):
                 p.unlink()
+            elif p.name in FOLDERS:
+                shutil.rmtree(p)
 
     def release(self) -> None:
         if self._lock:
@@ -207,10 +210,13 @@ class Run:
         """Raises UserError when the run has not got that far."""
         from safetensors.torch import load_file
 
+        return load_file(self.weights_file(name))
+
+    def weights_file(self, name: str) -> Path:
         path = self.path / f"{name}.safetensors"
         if not path.is_file():
             raise UserError(f"{self.path} has no {path.name} yet (status {self.status})")
-        return load_file(path)
+        return path
 
 
 def write(path: Path, save: Callable[[Path], Any]) -> None:
@@ -292,7 +298,13 @@ def state_of(path: Path, cfg: Config, data_sha256: str) -> str:
 
 
 def values_of(cfg: Config, data_sha256: str) -> dict[str, Any]:
-    return config.identity_values(cfg) | {"data.sha256": data_sha256}
+    start = weights_sha256(cfg.start) if cfg.start else None  # what it begins with, wherever that lies
+    return config.identity_values(cfg) | {"start": start, "data.sha256": data_sha256}
+
+
+def weights_sha256(path: str | Path) -> str:
+    """Of the last weights of the run folder at `path`. Raises UserError where there are none."""
+    return hashlib.sha256(Run.load(path).weights_file("model").read_bytes()).hexdigest()
 
 
 def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
@@ -304,7 +316,7 @@ def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "folder": os.getcwd(),
         "versions": {"python": platform.python_version()}
-        | {p: _version(p) for p in ("toymha", "torch", "hydra-core", "numpy")},
+        | {p: version(p) for p in ("toymha", "torch", "hydra-core", "numpy")},
         "machine": {
             "host": platform.node(),
             "system": platform.platform(),
@@ -313,35 +325,3 @@ def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
         },
         "git": git(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def processor() -> str:
-    """The CPU's name."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def git() -> dict[str, Any] | None:
-    """Commit of the source tree that toymha runs from, and whether it has been changed since; None in a wheel."""
-    here = Path(__file__).parent.parent
-    if not (here / ".git").exists():
-        return None
-    try:
-        ask = ["git", "-C", str(here)]
-        commit = subprocess.run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5).stdout.strip()
-        dirty = subprocess.run(
-            [*ask, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=5
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return {"commit": commit, "dirty": bool(dirty.strip())} if commit else None

@@ -166,7 +166,7 @@ def check_texts(plan: Plan) -> None:
 
 def _train_all(todo: list[Point], n: int) -> int:
     """Run them all, a line for each that ends. Returns the signal that stopped the sweep, or 0."""
-    from toymha.train import Stop
+    from toymha.stop import Stop
 
     bar = tqdm(total=len(todo), unit="run", leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
     with Stop() as stop, Pool(n, stop, train_quietly) as pool, bar:
@@ -186,7 +186,8 @@ def outcome_of(point: Point) -> str:
 
 def train_quietly(point: Point, stop: Any) -> str:
     """One run of a sweep, in whichever process: what came of it, in one line. Its own log has the traceback."""
-    from toymha.train import Interrupted, train_point
+    from toymha.stop import Interrupted
+    from toymha.train import train_point
 
     try:
         train_point(point, Console(quiet=True), stop)
