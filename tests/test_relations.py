@@ -17,14 +17,16 @@ from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from toymha import compose, runs, train
+from toymha import compose, lab, runs, train
 from toymha.cli import main
 from toymha.config import Data
 from toymha.console import Console
 from toymha.data import corpus, generated, relations, text
+from toymha.data.documents import Page
 from toymha.data.relations import ADVERBS, NAMES, PAIRS, TOPICS
 from toymha.evaluate import evaluate
 from toymha.log import learned
+from toymha.stop import Stop
 
 SETTINGS = [
     dict(),
@@ -271,6 +273,70 @@ def test_the_floor_of_agreement_and_chance():
     assert generated.floors(language())["agreement"] == pytest.approx(2.8904, abs=1e-4)
 
 
+# Governors
+
+
+def governor(document, i, classes):
+    """Where the word that decides the i-th one stands, by reading back from it; -1 where the rules name none."""
+    word, start = document[i], i
+    while start > 2 and document[start - 1] != ".":
+        start -= 1
+    if word in classes["closings"]:
+        return 1
+    if word in classes["pronouns"]:
+        return start
+    if word in classes["seconds"]:
+        return i - 2
+    if word not in classes["singular verbs"] + classes["plural verbs"]:
+        return -1
+    while start < i and not (document[start] == "the" and document[start - 1] != "near"):
+        start += 1
+    return start + 1
+
+
+def decides(document, g, i, classes):
+    """Does the g-th word allow the i-th, and forbid what it forbids?"""
+    a, b = document[g], document[i]
+    if a in NAMES:
+        return b == ("she" if NAMES.index(a) < 4 else "he")
+    if a in classes["singular nouns"] + classes["plural nouns"]:
+        return b in classes["singular verbs"] if a in classes["singular nouns"] else b in classes["plural verbs"]
+    return (PAIRS | TOPICS)[a] == b
+
+
+@pytest.mark.parametrize("keys", [*SETTINGS, dict(together=False, distance=3, distractors=3)])
+def test_a_reader_finds_the_governor_of_every_tagged_token(keys):
+    """And of no other; in each split, by its own positions, as it comes from the cache."""
+    d = language(**keys, tokens=20_000)
+    classes, _ = relations.vocabulary(d), corpus.load_corpus(d)
+    for name, split in corpus.load_corpus(d).splits.items():
+        found, tags = split.governors.tolist(), split.tags.tolist()
+        lines = [[generated.words(d)[t] for t in ids] for ids in split.tokens.tensor_split(split.starts[1:])]
+        for start, document in zip(split.starts.tolist(), lines):
+            for i in range(len(document)):
+                g = governor(document, i, classes)
+                assert (g >= 0) == (tags[start + i] > 0)
+                assert found[start + i] == (start + g if g >= 0 else -1), (name, document, i)
+                assert g < 0 or decides(document, g, i, classes)
+        assert len(found) == len(tags) == len(split.tokens) and len(lines) > 10
+
+
+def test_columns_that_skip_a_document_do_not_count_in_it():
+    """Two documents by hand: `a b c b*` and `a c b*`; the first b* is decided by the c, the second by the a."""
+    page = Page(2, np.random.default_rng(0), {"letters": ["a", "b", "c"]})
+    page.say("a")
+    with page.only(np.array([True, False])):
+        page.say("b")
+    page.say("c")
+    page.write(page.id_of["b"], tag=1, governor_D=np.array([2, 0]))
+    *_, back_DL, there_DL = page.arrays()
+    assert there_DL.tolist() == [[True, True, True, True], [True, False, True, True]]
+    assert back_DL.tolist() == [[0, 0, 0, 1], [0, 0, 0, 2]]
+    for alone in (dict(tag=1), dict(governor_D=0)):
+        with pytest.raises(ValueError, match="both or neither"):
+            page.write(0, **alone)
+
+
 # As data
 
 
@@ -302,8 +368,9 @@ def test_text_and_tokens_are_the_same_words():
         assert s.longest <= 64 and s.names == relations.TAGS
     again = corpus.load_corpus(d)  # from the cache
     for name, s in c.splits.items():
-        for what in ("tokens", "starts", "tags", "logp", "classes"):
-            assert torch.equal(getattr(s, what), getattr(again.splits[name], what))
+        for what in ("tokens", "starts", "tags", "logp", "governors", "classes"):
+            found = getattr(again.splits[name], what)
+            assert torch.equal(getattr(s, what), found) and getattr(s, what).dtype == found.dtype
 
 
 def test_with_the_tokenizer_of_another_run():
@@ -314,7 +381,7 @@ def test_with_the_tokenizer_of_another_run():
     c = corpus.load_corpus(d, other)
     a, b = plain.splits["val"], c.splits["val"]
     assert c.tokenizer.decode(b.tokens) == plain.tokenizer.decode(a.tokens)
-    assert torch.equal(a.tags, b.tags) and b.classes[0] == -1
+    assert torch.equal(a.tags, b.tags) and torch.equal(a.governors, b.governors) and b.classes[0] == -1
     assert torch.equal(a.classes[a.tokens.long()], b.classes[b.tokens.long()])
 
 
@@ -371,7 +438,7 @@ def test_learned_is_since_when_it_stayed_learned():
 def test_rows_summary_screen_and_eval(tmp_path, monkeypatch, capsys):
     """Each relation is logged, summed up, shown at the end, and shown again by `toymha eval` on any split."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "learned", lambda rows, name: learned(rows, name, bar=0.01))
+    monkeypatch.setattr(lab, "learned", lambda rows, name: learned(rows, name, bar=0.01))
     assert main(["train", *TINY]) == 0
     screen = capsys.readouterr().out
     (run,) = runs.find("outputs")
@@ -418,7 +485,7 @@ def test_what_was_learned_survives_resuming(tmp_path, monkeypatch):
                 raise MemoryError
 
     points = compose.points([*TINY, "name=a"])
-    with train.Stop() as stop, pytest.raises(MemoryError):
+    with Stop() as stop, pytest.raises(MemoryError):
         train.train_point(points[0], Dying(quiet=True), stop)
     assert main(["train", *TINY, "name=a"]) == main(["train", *TINY, "name=b"]) == 0
     (a,), (b,) = (list(runs.find(f"outputs/{n}")) for n in "ab")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from toymha.config import Data
-from toymha.data import generated, tasks, text
+from toymha.data import corpus, generated, tasks, text
 from toymha.schema import UserError
 
 TASKS = {
@@ -60,6 +60,33 @@ def test_a_solver_finds_every_answer(name):
         for i in np.flatnonzero(tags):
             assert words[i] == solve(name, words[:i])
             assert logp[i] == 0
+
+
+def source(name, before):
+    """Where what must follow these words stands before the colon: found by its place, not by what it is."""
+    colon = before.index(":")
+    answered, asked = len(before) - colon - 1, before[-1]
+    if name in ("recall", "induction"):  # the keys of recall have other words than its values
+        return before.index(asked) + 1
+    places = [i for i in range(1, colon) if before[i] != "_"]
+    return places[::-1][answered] if name == "reverse" else places[answered]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_governor_of_an_answer_is_what_it_repeats(name):
+    """The same token, at the place that the task means, in the same document; in each split, also from the cache."""
+    d = task(name, **TASKS[name])
+    words = generated.words(d)
+    for split in [s for _ in range(2) for s in corpus.load_corpus(d).splits.values()]:
+        tokens, governors, tags = split.tokens.tolist(), split.governors.tolist(), split.tags.tolist()
+        assert [g < 0 for g in governors] == [tag == 0 for tag in tags] and min(governors) == -1
+        ends = [*split.starts[1:].tolist(), len(tokens)]
+        for start, end in zip(split.starts.tolist(), ends):
+            document = [words[t] for t in tokens[start:end]]
+            for i in range(start, end):
+                if tags[i]:
+                    assert start <= governors[i] < i and tokens[governors[i]] == tokens[i]
+                    assert governors[i] - start == source(name, document[: i - start])
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -113,6 +140,11 @@ def test_repeated_documents_are_left_out_of_what_is_held_out():
     parts = generated.generate(d)
     assert len(set(hash_D.tolist())) == len({tuple(w) for w, _, _ in drawn(d, whole)}) < len(hash_D)
     assert sum(len(p.starts) for p in parts.values()) < len(hash_D)
+    for p in parts.values():  # `<doc>`, twelve symbols, a colon, and the symbols again
+        assert p.governors.dtype == np.int32
+        assert (p.governors.reshape(-1, 26) - p.starts[:, None])[:, 14:].tolist() == [list(range(1, 13))] * len(
+            p.starts
+        )
 
 
 @pytest.mark.parametrize(

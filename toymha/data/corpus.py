@@ -21,7 +21,7 @@ from toymha.data import generated, store, text
 from toymha.data.tokenizer import Tokenizer, WordTokenizer, from_dict, make
 from toymha.schema import UserError
 
-FORMAT = 2  # of the cached tokens: raise it when tokenizers or splits change
+FORMAT = 3  # of the cached tokens: raise it when tokenizers, splits or what is known of their tokens change
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Split:
     starts: Tensor | None = None  # D, int64: index of each document's first token
     tags: Tensor | None = None  # N, uint8: 0, or 1 + the index into `names` of what the token is an example of
     logp: Tensor | None = None  # N, float32: the generator's own log-probability, nats
+    governors: Tensor | None = None  # N, int32: index in `tokens` of the token that decides this one; -1 where tag is 0
     names: tuple[str, ...] = ()  # of the tags
     classes: Tensor | None = None  # V, int64: where a token is right, all tokens of its class are
 
@@ -142,13 +143,13 @@ def _generated_splits(data: Data, by: Tokenizer) -> dict[str, Split]:
     for name, part in generated.generate(data).items():
         ids_N = id_of_word[part.ids].astype(np.uint8 if by.vocab_size <= 256 else np.int32)
         size = int(sizes_V[ids_N[1:]].sum())  # words are ASCII: a byte is a character
-        starts, tags, logp = (torch.from_numpy(a) for a in (part.starts, part.tags, part.logp))
+        known = {what: torch.from_numpy(getattr(part, what)) for what in ("starts", "tags", "logp", "governors")}
         names = generated.LANGUAGES[data.name].tags
-        out[name] = Split(torch.from_numpy(ids_N), size, size, starts, tags, logp, names, classes_V)
+        out[name] = Split(torch.from_numpy(ids_N), size, size, **known, names=names, classes=classes_V)
     return out
 
 
-_ARRAYS = ("tokens", "starts", "tags", "logp", "classes")
+_ARRAYS = ("tokens", "starts", "tags", "logp", "governors", "classes")
 
 
 def _pack(by: Tokenizer, splits: dict[str, Split]) -> bytes:

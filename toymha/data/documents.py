@@ -1,7 +1,8 @@
 """What generated texts have in common: a language, and a page on which many of its documents are written at once.
 
 D documents side by side, L columns (the longest document). Every random choice shows in the token that is written next,
-so the probability written beside it is exactly what the visible part of the document allows.
+so the probability written beside it is exactly what the visible part of the document allows. A token with a tag also
+has a governor: the earlier token of its document that decides it, and that a reader must look back to.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class Language:
 
 
 class Page:
-    """D documents written side by side, a column at a time. A column may skip documents: see `only`."""
+    """D documents written side by side, a column at a time. A column may skip documents: see `only`.
+
+    A governor is named by its column: one number, or an array of D where it differs between documents.
+    """
 
     def __init__(self, D: int, rng: np.random.Generator, vocabulary: dict[str, list[str]]) -> None:
         self.D, self.rng = D, rng
@@ -53,6 +57,7 @@ class Page:
         self.here_D = np.ones(D, bool)
         self.owed_D = np.zeros(D)
         self.columns: list[tuple[np.ndarray, np.ndarray, int, np.ndarray]] = []
+        self.governors: dict[int, int | np.ndarray] = {}  # column -> column of the governor, or governor_D
 
     @contextlib.contextmanager
     def only(self, here_D: np.ndarray) -> Iterator[None]:
@@ -61,11 +66,20 @@ class Page:
         yield
         self.here_D = before
 
-    def write(self, ids_D: Any, logp_D: Any = 0.0, tag: int = 0) -> None:
-        """One token each, by id; `logp_D`: log-probability of this token given the document so far, nats."""
+    def write(self, ids_D: Any, logp_D: Any = 0.0, tag: int = 0, governor_D: int | np.ndarray | None = None) -> int:
+        """One token each, by id; `logp_D`: log-probability of this token given the document so far, nats.
+
+        `governor_D`: column of the token that decides this one. Tokens with a tag have one, and no others: ValueError.
+        Returns the column that was written, for the governors of later ones.
+        """
+        if (tag > 0) != (governor_D is not None):
+            raise ValueError(f"tag={tag}, governor_D={governor_D}: a token has both or neither")
+        if governor_D is not None:
+            self.governors[len(self.columns)] = governor_D
         ids, logp = np.broadcast_to(ids_D, self.D), np.broadcast_to(logp_D, self.D) + self.owed_D
         self.columns.append((ids.astype(np.int32), logp.astype(np.float32), tag, self.here_D))
         self.owed_D = np.where(self.here_D, 0.0, self.owed_D)
+        return len(self.columns) - 1
 
     def say(self, text: str) -> None:
         """Words that are bound to come."""
@@ -93,22 +107,33 @@ class Page:
                 if done < most:
                     yield
 
-    def choose(self, name: str, tag: int = 0) -> np.ndarray:
-        """A word of the class, uniform. Returns which of them."""
+    def choose(self, name: str) -> tuple[np.ndarray, int]:
+        """A word of the class, uniform. Returns which of them, and its column."""
         which_D = self.below(len(self.ids[name]))
-        self.write(self.ids[name][which_D], -math.log(len(self.ids[name])), tag)
-        return which_D
+        return which_D, self.write(self.ids[name][which_D], -math.log(len(self.ids[name])))
 
     def draw(self, name: str, p_S: np.ndarray) -> None:
         """A word of the class, with the probabilities `p_S`."""
         which_D = np.minimum(np.searchsorted(np.cumsum(p_S), self.rng.random(self.D), side="right"), len(p_S) - 1)
         self.write(self.ids[name][which_D], np.log(p_S)[which_D])
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(ids_DL, logp_DL, tags_DL, there_DL); what is not `there` is no part of its document."""
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(ids_DL, logp_DL, tags_DL, back_DL, there_DL); what is not `there` is no part of its document.
+
+        back_DL: how many tokens before a token its governor stands; 0 where it has none.
+        """
         ids, logp, tags, there = zip(*self.columns)
         tags_DL = np.broadcast_to(np.array(tags, np.uint8), (self.D, len(tags)))
-        return np.stack(ids, 1), np.stack(logp, 1), tags_DL, np.stack(there, 1)
+        there_DL = np.stack(there, 1)
+        return np.stack(ids, 1), np.stack(logp, 1), tags_DL, self._back(there_DL), there_DL
+
+    def _back(self, there_DL: np.ndarray) -> np.ndarray:
+        """From columns to tokens: columns that skip a document do not count in it."""
+        at_DL, rows = there_DL.cumsum(1, dtype=np.int32), np.arange(self.D)
+        back_DL = np.zeros_like(at_DL)
+        for column, governor_D in self.governors.items():
+            back_DL[:, column] = at_DL[:, column] - at_DL[rows, governor_D]
+        return back_DL
 
 
 def numbered(words: list[str], n: int) -> list[str]:

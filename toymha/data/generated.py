@@ -29,6 +29,12 @@ class Part:
     starts: np.ndarray  # D, int64: index of each document's first token
     tags: np.ndarray  # N, uint8: 0, or 1 + index into the language's tags
     logp: np.ndarray  # N, float32: log-probability of the token given the document before it, nats
+    back: np.ndarray  # N, int32: how many tokens before the token its governor stands; 0 where it has none
+
+    @property
+    def governors(self) -> np.ndarray:
+        """N, int32: index of the token that decides this one, in the same document; -1 where it has none."""
+        return np.where(self.back > 0, np.arange(len(self.back), dtype=np.int32) - self.back, np.int32(-1))
 
 
 def words(data: Data) -> list[str]:
@@ -95,7 +101,7 @@ def _documents(whole: Part, keep_D: np.ndarray, ends_D: np.ndarray) -> Part:
     lengths_D = ends_D - whole.starts
     keep_N = np.repeat(keep_D, lengths_D)
     starts_D = np.append(0, np.cumsum(lengths_D[keep_D]))[:-1]
-    return Part(whole.ids[keep_N], starts_D, whole.tags[keep_N], whole.logp[keep_N])
+    return Part(whole.ids[keep_N], starts_D, whole.tags[keep_N], whole.logp[keep_N], whole.back[keep_N])
 
 
 def _draw(data: Data) -> tuple[Part, np.ndarray]:
@@ -110,12 +116,12 @@ def _draw(data: Data) -> tuple[Part, np.ndarray]:
     for done in range(0, D, at_once):
         page = Page(min(at_once, D - done), rng, vocabulary)
         language.draw(data, page)
-        ids_DL, logp_DL, tags_DL, there_DL = page.arrays()
-        parts.append((ids_DL[there_DL], logp_DL[there_DL], tags_DL[there_DL], there_DL.sum(1)))
-        hashes.append(_hash(ids_DL, there_DL))
-    ids, logp, tags, lengths_D = (np.concatenate(arrays) for arrays in zip(*parts))
+        *known, there_DL = page.arrays()
+        parts.append((*(a_DL[there_DL] for a_DL in known), there_DL.sum(1)))
+        hashes.append(_hash(known[0], there_DL))
+    ids, logp, tags, back, lengths_D = (np.concatenate(arrays) for arrays in zip(*parts))
     starts_D = np.append(0, np.cumsum(lengths_D))[:-1].astype(np.int64)
-    return Part(ids, starts_D, tags, logp), np.concatenate(hashes)
+    return Part(ids, starts_D, tags, logp, back), np.concatenate(hashes)
 
 
 def _hash(ids_DL: np.ndarray, there_DL: np.ndarray) -> np.ndarray:

@@ -1,9 +1,11 @@
 """A toy language that plants four relations, each measured on its own. One document (data.together=true):
 
     <doc> sea   Anna met Tom again because she   said near the dogs the cat here now always likes   salt and pepper .
-                |____________________________c                      |___________________________a   |___________l
+                |____________________________c                          |_______________________a   |___________l
     farewell sailors
              t (by `sea`)
+
+A line begins at the token that decides its end: the governor of the tagged token (of `sailors`, it is `sea`).
 
 l  collocation  the first word decides the second: `salt and` is followed by `pepper`. Always two tokens back.
 c  coreference  the pronoun has the gender of the name that opens the sentence; the names after `met` are distractors.
@@ -85,11 +87,11 @@ def adverb_probabilities(n: int) -> np.ndarray:
 
 def draw(data: Data, page: Page) -> None:
     page.say(BEGIN)
-    topic_D = page.choose("topics")
+    topic_D, topic_at = page.choose("topics")
     for _ in page.times(*SENTENCES[bool(data.together)]):
         _three_in_one(data, page) if data.together else _one_of_three(data, page)
     page.say("farewell")
-    page.write(page.ids["closings"][topic_D], tag=TOPIC)
+    page.write(page.ids["closings"][topic_D], tag=TOPIC, governor_D=topic_at)
 
 
 def _three_in_one(data: Data, page: Page) -> None:
@@ -115,25 +117,25 @@ def _one_of_three(data: Data, page: Page) -> None:
 
 
 def _coreference(data: Data, page: Page) -> None:
-    name_D = page.choose("names")
+    name_D, name_at = page.choose("names")
     for _ in page.times(0, 2 * (data.distractors or 0)):
         page.say("met")
         page.choose("names")
     _filler(data, page)
     page.say("because")
-    page.write(page.ids["pronouns"][name_D // (len(NAMES) // 2)], tag=COREFERENCE)
+    page.write(page.ids["pronouns"][name_D // (len(NAMES) // 2)], tag=COREFERENCE, governor_D=name_at)
 
 
 def _agreement(data: Data, page: Page) -> None:
     _attractors(data, page)
     page.say("the")
-    plural_D = _noun(page)
+    plural_D, subject_at = _noun(page)
     _attractors(data, page)
     _filler(data, page)
     page.say("always")
     verb_D = page.below(data.symbols or 0)
     verbs_2S = np.stack([page.ids["singular verbs"], page.ids["plural verbs"]])
-    page.write(verbs_2S[plural_D, verb_D], -math.log(data.symbols or 1), AGREEMENT)
+    page.write(verbs_2S[plural_D, verb_D], -math.log(data.symbols or 1), AGREEMENT, subject_at)
 
 
 def _attractors(data: Data, page: Page) -> None:
@@ -142,18 +144,18 @@ def _attractors(data: Data, page: Page) -> None:
         _noun(page)
 
 
-def _noun(page: Page) -> np.ndarray:
-    """Any noun; is it plural (1) or not (0)?"""
+def _noun(page: Page) -> tuple[np.ndarray, int]:
+    """Any noun; is it plural (1) or not (0)? And its column."""
     nouns_N = np.concatenate([page.ids["singular nouns"], page.ids["plural nouns"]])
     which_D = page.below(len(nouns_N))
-    page.write(nouns_N[which_D], -math.log(len(nouns_N)))
-    return which_D // (len(nouns_N) // 2)
+    column = page.write(nouns_N[which_D], -math.log(len(nouns_N)))
+    return which_D // (len(nouns_N) // 2), column
 
 
 def _collocation(page: Page) -> None:
-    first_D = page.choose("firsts")
+    first_D, first_at = page.choose("firsts")
     page.say("and")
-    page.write(page.ids["seconds"][first_D], tag=COLLOCATION)
+    page.write(page.ids["seconds"][first_D], tag=COLLOCATION, governor_D=first_at)
 
 
 def _filler(data: Data, page: Page) -> None:

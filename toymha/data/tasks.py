@@ -9,6 +9,7 @@
 
 `data.length` symbols (recall: pairs), out of `data.symbols` different ones (recall: as many keys and as many values).
 Keys, and the symbols of induction, do not repeat in a document. selective_copy has `data.distractors` blanks.
+The governor of an answer is the token before the colon that it repeats: not merely an equal one, the one in its place.
 """
 
 from __future__ import annotations
@@ -56,37 +57,37 @@ def _recall(data: Data, page: Page) -> None:
     keys, values = page.ids["symbols"], page.ids["values"]
     which_DL = _different(data, page)
     value_DL = np.stack([page.below(S) for _ in range(L)], 1)
+    column_L = np.zeros(L, int)  # of the values
     page.say(BEGIN)
     for i in range(L):
         page.write(keys[which_DL[:, i]], -math.log(S - i))
-        page.write(values[value_DL[:, i]], -math.log(S))
+        column_L[i] = page.write(values[value_DL[:, i]], -math.log(S))
     page.say(":")
-    order_DL = page.rng.random((page.D, L)).argsort(1, kind="stable")
+    order_DL, rows = page.rng.random((page.D, L)).argsort(1, kind="stable"), np.arange(page.D)
     for i in range(L):
-        asked_D = order_DL[:, i : i + 1]
-        page.write(keys[np.take_along_axis(which_DL, asked_D, 1)[:, 0]], -math.log(L - i))
-        page.write(values[np.take_along_axis(value_DL, asked_D, 1)[:, 0]], tag=ANSWER)
+        asked_D = order_DL[:, i]
+        page.write(keys[which_DL[rows, asked_D]], -math.log(L - i))
+        page.write(values[value_DL[rows, asked_D]], tag=ANSWER, governor_D=column_L[asked_D])
 
 
 def _induction(data: Data, page: Page) -> None:
     S, L = _sizes(data)
     symbols, which_DL = page.ids["symbols"], _different(data, page)
     page.say(BEGIN)
-    for i in range(L):
-        page.write(symbols[which_DL[:, i]], -math.log(S - i))
+    column_L = np.array([page.write(symbols[which_DL[:, i]], -math.log(S - i)) for i in range(L)])
     page.say(":")
     asked_D = page.below(L - 1)
     rows = np.arange(page.D)
     page.write(symbols[which_DL[rows, asked_D]], -math.log(L - 1))
-    page.write(symbols[which_DL[rows, asked_D + 1]], tag=ANSWER)
+    page.write(symbols[which_DL[rows, asked_D + 1]], tag=ANSWER, governor_D=column_L[asked_D + 1])
 
 
 def _copy(data: Data, page: Page, step: int = 1) -> None:
     page.say(BEGIN)
-    which = [page.choose("symbols") for _ in range(data.length or 0)]
+    chosen = [page.choose("symbols") for _ in range(data.length or 0)]
     page.say(":")
-    for which_D in which[::step]:
-        page.write(page.ids["symbols"][which_D], tag=ANSWER)
+    for which_D, column in chosen[::step]:
+        page.write(page.ids["symbols"][which_D], tag=ANSWER, governor_D=column)
 
 
 def _reverse(data: Data, page: Page) -> None:
@@ -99,6 +100,7 @@ def _selective_copy(data: Data, page: Page) -> None:
     is_blank_DN = page.rng.random((page.D, n)).argsort(1, kind="stable") >= L  # each arrangement equally likely
     which_DL = np.stack([page.below(S) for _ in range(L)], 1)
     written_D = np.zeros(page.D, np.int64)
+    column_N = np.zeros(n, int)
     page.say(BEGIN)
     for i in range(n):
         blank_D, symbols_left_D = is_blank_DN[:, i], L - written_D
@@ -106,11 +108,12 @@ def _selective_copy(data: Data, page: Page) -> None:
         # Of the n - i places left, symbols_left_D hold a symbol.
         left_D = np.where(blank_D, n - i - symbols_left_D, symbols_left_D)
         logp_D = np.log(left_D / (n - i)) - np.where(blank_D, 0, math.log(S))
-        page.write(np.where(blank_D, page.id_of["_"], symbol_D), logp_D)
+        column_N[i] = page.write(np.where(blank_D, page.id_of["_"], symbol_D), logp_D)
         written_D += ~blank_D
     page.say(":")
+    place_DN = is_blank_DN.argsort(1, kind="stable")  # of the symbols in their order, then of the blanks
     for i in range(L):
-        page.write(symbols[which_DL[:, i]], tag=ANSWER)
+        page.write(symbols[which_DL[:, i]], tag=ANSWER, governor_D=column_N[place_DN[:, i]])
 
 
 def _log_arrangements(n: int, k: int) -> float:
