@@ -13,7 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from toymha import caveats, cli, compose, runs
+from toymha import caveats, cli, compose, pictures, runs
 from toymha.config import GROUPS, choices
 from toymha.metrics import Result, metric, percent, setting_name
 from toymha.report import Report
@@ -566,6 +566,52 @@ def test_trainings_without_steps_have_no_flops(tokens, said):
     ]
     warnings = caveats.warnings_of(Sweep("s", "?", slices=[], compare="steps"), [Result.of(r) for r in made])
     assert [said in w for w in warnings] == ([True] if said else [])
+
+
+# A claim about a number itself
+
+
+def of_heads(*shares: float) -> list[runs.Run]:
+    """Runs of one setting whose heads were studied."""
+    return [
+        a_run(f"seed={s}", loss=2.0, heads={"removable": {"zeroed": share}}, test={"loss": 2.0, "ppl": 7.4})
+        for s, share in enumerate(shares)
+    ]
+
+
+def test_a_statement_of_one_setting(capsys):
+    """No axis, three seeds: the claim is told without signs in the terminal, in HTML and in Markdown."""
+    made = of_heads(0.2, 0.3, 0.4)
+    check = {"that": "a third can go", "value": {}, "metric": "removable", "low": 20, "high": 40}
+    folder = a_sweep([], made, sweep={"checks": [check], "statement": "A third of the heads can go."})
+    assert cli.main(["report", f"run={folder}"]) == 0
+    out = capsys.readouterr().out
+    assert "check      a third can go: 30.0 [5.2, 54.8] %; claimed 20.0 to 40.0 %: undecided\n" in out
+    assert "warning" not in out and "would decide it, if the numbers stay as they are" in out
+    source, markdown = ((folder / f"report.{kind}").read_text("utf-8") for kind in ("html", "md"))
+    for part in ("30.0 %", "5.2 to 54.8 %", "20.0 to 40.0 %"):
+        assert part in source and part in markdown and f"+{part}" not in source + markdown
+    assert "heads that can go at less than 1 % perplexity" in source
+    assert "What was measured" in source and "How large the differences are" not in source
+    assert "<dt>seeds</dt><dd>3</dd>" in source and "<dt>pairs" not in source and "<dt>p</dt>" not in source
+    head, _, row = [line for line in markdown.splitlines() if line.startswith("|")][:3]
+    assert head.startswith("| check | verdict | measured | claimed |")
+    assert row.startswith("| a third can go | undecided | 30.0 % | 20.0 to 40.0 % |")
+    records = json.loads((folder / "report.json").read_text())
+    assert len(records) == 1 and records[0]["done"] == 3
+
+
+def test_the_figure_of_a_number_has_no_line_at_zero():
+    """Nor does it reach down to zero: the numbers and what is claimed of them fill it."""
+    made = of_heads(0.30, 0.31, 0.32)
+    check = {"that": "a third can go", "value": {}, "metric": "removable", "low": 25}
+    drawn = pictures.pictures(Report.load(a_sweep([], made, sweep={"checks": [check]}))).effects
+    assert len(drawn) == 1 and "mean over seeds (%)" in drawn[0].svg and "stroke: #222222" not in drawn[0].svg
+    assert ">0</text>" not in drawn[0].svg and "at least 25.0 %" in drawn[0].caption
+    made = [a_run(f"n_head={h}", f"seed={s}", loss=2.0 + h) for h in (1, 2) for s in (0, 1)]
+    check = {"that": "x", "value": {"n_head": 1}, "against": {"n_head": 2}, "metric": "val_loss", "high": 0.0}
+    drawn = pictures.pictures(Report.load(a_sweep(["n_head"], made, sweep={"checks": [check]}))).effects
+    assert "difference (nats)" in drawn[-1].svg and "stroke: #222222" in drawn[-1].svg
 
 
 # Texts

@@ -237,6 +237,17 @@ def test_fisher_of_nothing_and_of_nonsense():
             stats.fisher(*table)
 
 
+@pytest.mark.parametrize("confidence", [0.95, 0.8])
+def test_shares_are_those_of_wilson(confidence):
+    """As scipy has them; by hand, 0 of n ends at z^2 / (n + z^2), and no share leaves 0 to 1 by rounding."""
+    for k, n in ((0, 1), (1, 1), (3, 5), (9, 10), (0, 200), (200, 200)):
+        ci = scipy.stats.binomtest(k, n).proportion_ci(confidence, "wilson")
+        assert stats.share(k, n, confidence) == pytest.approx((ci.low, ci.high))
+    for n in range(1, 60):
+        assert stats.share(0, n)[0] == 0 and stats.share(n, n)[1] == 1
+    assert stats.share(0, 10) == (0, pytest.approx(3.84146 / 13.84146, abs=1e-5))
+
+
 @pytest.mark.parametrize(
     "counts, low, high",
     [

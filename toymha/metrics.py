@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class Metric:
 
     `ratio`: settings are compared by ratio, in percent, rather than by difference. `exact`: the number follows from
     the configuration alone, so that one run is enough. `share`: a property that a run has (1) or not (0), diverged
-    runs too.
+    runs too. `scale`: by what the number is multiplied when it is told, 100 for percent. `quality`: it tells how good
+    a run is, and a diverged one is worse than any number. `needs`: the key with which training measures it.
     """
 
     name: str
@@ -82,16 +84,35 @@ class Metric:
     share: bool = False
     digits: int = 4
     higher_is_better: bool = False
+    scale: float = 1.0
+    quality: bool = True
+    needs: str = ""
 
     def signed(self, told: float) -> str:
         """A difference as `told` gives it, with its sign."""
-        if math.isnan(told):
-            return "-"
-        return f"{told:+.{(1 if abs(told) >= 1 or not told else 2) if self.ratio or self.share else self.digits}f}"
+        return "-" if math.isnan(told) else f"{told:+.{self._digits(told)}f}"
+
+    def shown(self, told: float) -> str:
+        """A number itself as `told` gives it."""
+        return "-" if math.isnan(told) else f"{told:.{self._digits(told)}f}"
+
+    def _digits(self, told: float) -> int:
+        in_percent = self.ratio or self.unit == "%"
+        return self.digits if not in_percent else 1 if abs(told) >= 1 or not told else 2
 
     @property
     def unit_of_difference(self) -> str:
-        return "%" if self.ratio or self.share else self.unit
+        return "%" if self.ratio else "percentage points" if self.unit == "%" else self.unit
+
+    @property
+    def absolute(self) -> Metric:
+        """The same for a number itself: without logarithms, in its own unit."""
+        return replace(self, ratio=False)
+
+    def lacking(self, result: Result) -> str:
+        """Why a finished run is without the number."""
+        advice = f" (train with {self.needs})" if self.needs and not result.summary.get("heads") else ""
+        return f"without {self.name}{advice}"
 
     def of(self, result: Result) -> float | None:
         """The number on the scale of differences: its logarithm, where settings are compared by ratio."""
@@ -102,17 +123,15 @@ class Metric:
             return None
         return value if not self.ratio else math.log(value) if value > 0 else None
 
-    def told(self, difference: float) -> float:
-        """A difference on that scale as people tell it: in the metric's unit, or in percent."""
-        if self.ratio:
-            return percent(difference)
-        return 100 * difference if self.share else difference
+    def told(self, x: float) -> float:
+        """A difference, or a number itself, on that scale as people tell it: in the metric's unit, or in percent."""
+        return percent(x) if self.ratio else self.scale * x
 
     def scaled(self, told: float) -> float:
         """The inverse of `told`, for the bounds of a claim."""
         if self.ratio:
             return math.log1p(told / 100) if told > -100 else -math.inf
-        return told / 100 if self.share else told
+        return told / self.scale
 
 
 def percent(log_ratio: float) -> float:
@@ -144,7 +163,7 @@ def _loss(split: str) -> Metric:
 
 
 def _ppl(split: str) -> Metric:
-    return Metric("ppl", f"perplexity on the {SPLITS[split]} split", "%", _number(split, "ppl"), ratio=True, digits=3)
+    return Metric("ppl", f"perplexity on the {SPLITS[split]} split", "", _number(split, "ppl"), ratio=True, digits=3)
 
 
 def _bits_per_char(split: str) -> Metric:
@@ -153,7 +172,63 @@ def _bits_per_char(split: str) -> Metric:
 
 
 def _speed(name: str, label: str, field: str) -> Metric:
-    return Metric(name, label, "tokens/s", _number(field), ratio=True, higher_is_better=True)
+    return Metric(name, label, "tokens/s", _number(field), ratio=True, digits=0, higher_is_better=True)
+
+
+def _share(name: str, label: str, read: Callable[[Result], float | None], higher_is_better: bool = False) -> Metric:
+    return Metric(name, label, "%", read, share=True, scale=100, higher_is_better=higher_is_better)
+
+
+def _counted(name: str, label: str, unit: str, field: str) -> Metric:
+    return Metric(name, label, unit, _number(field), ratio=True, exact=True, digits=0)
+
+
+# Of the heads: what summary.json has in `heads` once training has studied them (toymha/analysis).
+
+MEASURES = ("zeroed", "mean", "gradient", "gates")  # of a head's importance
+ORDERS = (*MEASURES, "random")  # in which heads are removed, the least important first
+KINDS = "previous token,diagonal,offset,begin,duplicate,induction,rare,uniform,scattered,other".split(",")
+FAMILIES = ("positional", "syntactic", "rare-word")  # of kinds; the family `other` has no metric: `other` is a kind
+
+
+def _of_heads(
+    name: str, label: str, unit: str, read: Callable[[Result], float | None], scale: float = 1.0, digits: int = 1
+) -> Metric:
+    """None of these tells how good a model is: a diverged run is no worse in it, it has none."""
+    told: dict[str, Any] = {"scale": scale, "digits": digits, "needs": "budget.heads=true"}
+    return Metric(name, label, unit, read, quality=False, higher_is_better=True, **told)
+
+
+def _studied() -> list[Metric]:
+    """Those whose names have no part to fill in."""
+    can_go, read = "heads that can go at less than 1 % perplexity", _number("heads", "removable", "zeroed")
+    out = [_of_heads("removable", can_go, "%", read, scale=100)]
+    for order in ORDERS:
+        label, read = f"{can_go}, in the order of `{order}`", _number("heads", "removable", order)
+        out.append(_of_heads(f"removable/{order}", label, "%", read, scale=100))
+    for a, b in itertools.combinations(MEASURES, 2):
+        label = f"Spearman's rank correlation of the importance of heads, `{a}` with `{b}`"
+        read = _number("heads", "correlations", f"{a} {b}")
+        out.append(_of_heads(f"correlation/{a}/{b}", label, "", read, digits=3))
+    label = "heads that are different from the others of their layer"
+    return [*out, _of_heads("effective_heads", label, "%", _number("heads", "effective"), scale=100)]
+
+
+def _of_kind(kind: str) -> Metric:
+    """How many heads are of a kind or a family: 0, where all heads were looked at and none is.
+
+    A kind that is not in KINDS is a relation of a generated text, and no run of another text has it.
+    """
+
+    def read(result: Result) -> float | None:
+        heads = result.summary.get("heads") or {}
+        counts = heads.get("families" if kind in FAMILIES else "kinds")
+        known = (*KINDS, *FAMILIES, *(result.summary["val"].get("parts") or ()))
+        if counts is None or kind not in (*counts, *known):
+            return None
+        return float(counts.get(kind, 0))
+
+    return _of_heads(f"heads/{kind}", f"{kind} heads", "heads", read)
 
 
 OF_SPLIT = {"ppl": _ppl, "bits_per_char": _bits_per_char}  # metrics whose name does not say on which split
@@ -166,16 +241,15 @@ METRICS = {
         _bits_per_char("test"),
         _speed("tokens_per_s", "training speed, of the median step", "steady_tokens_per_s"),
         _speed("decode_tokens_per_s", "decoding speed", "decode_tokens_per_s"),
-        Metric("parameters", "parameters", "", _number("parameters"), ratio=True, exact=True),
-        Metric("flops", "FLOPs of training, a token", "", _number("flops_per_token"), ratio=True, exact=True),
-        Metric("kv_bytes", "bytes of KV cache for one sequence", "", _number("kv_bytes"), ratio=True, exact=True),
-        Metric(
-            "stalled", "runs that diverged or never beat frequencies alone", "", lambda r: float(r.stalled), share=True
-        ),
+        _counted("parameters", "parameters", "parameters", "parameters"),
+        _counted("flops", "FLOPs of training, a token", "FLOPs", "flops_per_token"),
+        _counted("kv_bytes", "bytes of KV cache for one sequence", "bytes", "kv_bytes"),
+        _share("stalled", "runs that diverged or never beat frequencies alone", lambda r: float(r.stalled)),
+        *_studied(),
     )
 }
 # By relation: `right/topic` and so on, for data sets whose tokens are tagged.
-BY_RELATION = {
+BY_RELATION: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "loss": ("loss on {}", "nats", "loss", {}),
     "right": ("probability of the right class on {}", "", "right", {"higher_is_better": True}),
     "accuracy": ("accuracy on {}", "", "accuracy", {"higher_is_better": True}),
@@ -183,7 +257,8 @@ BY_RELATION = {
 
 
 def metric(name: str, split: str = "test") -> Metric:
-    """A metric by name: one of METRICS, or `loss/R`, `right/R`, `accuracy/R`, `learned/R` for a relation R.
+    """A metric by name: one of METRICS, or `loss/R`, `right/R`, `accuracy/R`, `learned/R` for a relation R, or
+    `heads/K` for a kind or a family of heads.
 
     `split`: where it is measured, if its name does not say. Raises UserError with the nearest name.
     """
@@ -196,9 +271,12 @@ def metric(name: str, split: str = "test") -> Metric:
         label, unit, field, more = BY_RELATION[kind]
         return Metric(name, label.format(relation), unit, _number(split, "parts", relation, field), **more)
     if relation and kind == "learned":
-        return Metric(name, f"runs that learned {relation}", "", _learned(relation), share=True, higher_is_better=True)
-    valid = [*METRICS, *(f"{k}/RELATION" for k in (*BY_RELATION, "learned"))]
-    raise UserError(f"metric {name}: no such metric{nearest(name, valid) or ';'} valid: {', '.join(valid)}")
+        return _share(name, f"runs that learned {relation}", _learned(relation), higher_is_better=True)
+    if relation and kind == "heads":
+        return _of_kind(relation)
+    valid = [*METRICS, *(f"{k}/RELATION" for k in (*BY_RELATION, "learned")), "heads/KIND"]
+    meant = [*valid, *(f"{k}/{relation}" for k in (*BY_RELATION, "learned", "heads") if relation)]
+    raise UserError(f"metric {name}: no such metric{nearest(name, meant) or ';'} valid: {', '.join(valid)}")
 
 
 def _learned(relation: str) -> Callable[[Result], float | None]:

@@ -24,11 +24,11 @@ from markupsafe import Markup
 from toymha import caveats, runs
 from toymha.config import GROUPS, REPLICATES
 from toymha.console import duration, quote
+from toymha.finding import Finding
 from toymha.metrics import Result
 from toymha.report import Report, tuned_words
 from toymha.schema import word
 from toymha.table import Row
-from toymha.verdict import Finding
 
 SIGNS = {"supported": "✓", "refuted": "✗", "undecided": "?"}  # a verdict is never told by colour alone
 
@@ -129,7 +129,7 @@ def _check(f: Finding) -> dict[str, Any]:
         "p after Holm": _p(f.p_holm),
         "of perplexity": "" if percent is None or not math.isfinite(percent) else f"{percent:+.1f} %",
         "in seed noise (std)": f"{f.noise:+.1f}" if math.isfinite(f.noise) else "",
-        "pairs": "" if m.exact or m.share else str(f.n),
+        "seeds" if f.absolute else "pairs": "" if m.exact or m.share else str(f.n),
         "would be decided by": f"{f.seeds_needed} seeds" if f.seeds_needed else "",
     }
     return {
@@ -138,18 +138,25 @@ def _check(f: Finding) -> dict[str, Any]:
         "place": f.place,
         "verdict": f.verdict,
         "metric": m.label,
-        "measured": f"{m.signed(m.told(f.difference))} {m.unit_of_difference}".rstrip() if f.n else "no finished pairs",
-        "how": "" if not f.n else "counted, not estimated" if m.exact else "one seed: no interval" if f.n == 1 else "",
+        "absolute": f.absolute,
+        "measured": f.measured(),
+        "how": _how(f) if f.n else "",
         "facts": {k: v for k, v in facts.items() if v},
         "notes": list(f.notes),
     }
+
+
+def _how(f: Finding) -> str:
+    """What a number without an interval has to say for itself."""
+    return "counted, not estimated" if f.metric.exact else "one seed: no interval" if math.isnan(f.low) else ""
 
 
 def _check_cells(findings: Sequence[Finding]) -> list[list[str]]:
     """The checks as a table, its head first."""
     checks = [_check(f) for f in findings]
     names = list(dict.fromkeys(name for c in checks for name in c["facts"]))
-    lines = [["check", "verdict", "difference", *names]]
+    measured = "measured" if any(c["absolute"] for c in checks) else "difference"
+    lines = [["check", "verdict", measured, *names]]
     for c in checks:
         how = f" ({c['how']})" if c["how"] else ""
         lines.append([c["title"], c["verdict"], c["measured"] + how, *(c["facts"].get(name, "-") for name in names)])
@@ -159,9 +166,8 @@ def _check_cells(findings: Sequence[Finding]) -> list[list[str]]:
 def _interval(f: Finding, ends: tuple[float, float]) -> str:
     if any(map(math.isnan, ends)):
         return ""
-    m = f.metric
-    low, high = (m.signed(m.told(x)) for x in ends)
-    return f"{low} to {high} {m.unit_of_difference}".rstrip()
+    low, high = map(f.said, ends)
+    return f"{low} to {high} {f.unit}".rstrip()
 
 
 def _p(p: float) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toymha.finding import Finding
 from toymha.metrics import Metric
 from toymha.plots import QUIET, Bar, Curve, Style, curve, curves, forest, styles
 from toymha.report import Report
 from toymha.table import Row, Table
-from toymha.verdict import Finding
 
 MOST_CURVES, MOST_BARS = 12, 40  # in one figure
 VERDICT = {"supported": "#1a7f4b", "refuted": "#b3321f", "undecided": "#8a6100"}
@@ -99,12 +99,14 @@ def _checks(findings: Sequence[Finding]) -> list[Picture]:
             value, *ends = map(m.told, (f.difference, f.low, f.high))
             bars.append(Bar(f.place, value, ends[0], ends[1], _told(f), f.verdict, VERDICT[f.verdict]))
         low, high = (m.told(x) if math.isfinite(x) else x for x in (first.claim_low, first.claim_high))
-        unit = "%" if m.ratio else "percentage points" if m.share else m.unit or "0 to 1"
+        what = "difference" if not first.absolute else "counted" if m.exact else "mean over seeds"
+        axis = f"{what} ({first.unit})" if first.unit else what
         caption = f"{m.label[0].upper()}{m.label[1:]}. Shaded: what is claimed, {first.claim()}."
         if first.simultaneous:
             caption += " Right is better; the interval holds for all comparisons of the check at once."
         if any(math.isfinite(b.value) for b in bars):
-            out.append(Picture(that, forest(bars, f"difference ({unit})", f"check{i}", (low, high)), caption))
+            drawn = forest(bars, axis, f"check{i}", (low, high), zero=not first.absolute)
+            out.append(Picture(that, drawn, caption))
     return out
 
 

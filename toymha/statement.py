@@ -11,25 +11,33 @@ from toymha.schema import UserError, build, key
 class Check:
     """One comparison: the metric at `value` minus the metric at `against`, paired by seed, lies within low and high.
 
+    `value` without `against`: the metric itself, in the mean over seeds, lies within low and high; `{}` is all runs.
     `minus`: compare two effects: that of `value` with these keys laid over both sides is subtracted.
     `best: inside`: instead, some value of the one key in `value` (a list) beats both the first and the last.
     """
 
-    that: str = key("what is compared, in words")
+    that: str = key("what is claimed, in words")
     value: dict = key("the setting: swept key -> value", default={})
-    against: dict = key("what it is compared with", default={})
+    against: dict = key("what it is compared with; none: the claim is about the number itself", default={})
     minus: dict | None = key("keys laid over both sides for the effect that is subtracted", default=None)
     best: str | None = key("inside: some value in between beats both ends", choices=("inside",), default=None)
-    metric: str = key("what is compared", default="test_loss")
-    low: float | None = key("the statement claims a difference of at least this", default=None)
-    high: float | None = key("the statement claims a difference of at most this", default=None)
+    metric: str = key("what is measured", default="test_loss")
+    low: float | None = key("the statement claims a difference, or a number, of at least this", default=None)
+    high: float | None = key("the statement claims a difference, or a number, of at most this", default=None)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it is about a number itself, not about a difference."""
+        return not self.against and not self.best
 
     @property
     def sides(self) -> list[dict]:
-        """The settings that are compared."""
+        """The settings that are compared; the one setting, where nothing is."""
         if self.best:
             ((key_, values),) = self.value.items()
             return [{key_: v} for v in values]
+        if self.absolute:
+            return [self.value]
         sides = [self.value, self.against]
         return sides + [side | self.minus for side in sides] if self.minus else sides
 
@@ -76,12 +84,12 @@ class Sweep:
                 number = isinstance(n, (int, float) if name == "minutes" else int) and not isinstance(n, bool)
                 if not number or n <= 0:
                     raise UserError(f"{where}: {name} for budget={budget} must be a number above 0, not {n}")
-        for c in self.parsed_checks:
-            self._check(f"{where}: the check `{c.that}`", c)
+        for said, c in zip(self.checks, self.parsed_checks):
+            self._check(f"{where}: the check `{c.that}`", c, said)
 
     @staticmethod
-    def _check(where: str, c: Check) -> None:
-        """Raises UserError for a check that cannot be made."""
+    def _check(where: str, c: Check, said: dict) -> None:
+        """Raises UserError for a check that cannot be made; `said`: its keys as the file has them."""
         if c.best:
             values = list(c.value.values())
             if len(values) != 1 or not isinstance(values[0], list) or len(values[0]) < 3:
@@ -92,8 +100,14 @@ class Sweep:
                 raise UserError(f"{where} has best: inside, which takes no against, minus or high")
         elif c.low is None and c.high is None:
             raise UserError(f"{where} needs low, high or both")
-        elif not c.value or not c.against:
-            raise UserError(f"{where} needs value and against, such as value: {{n_head: 4}}")
+        elif "value" not in said or ("against" in said and not (c.value and c.against)):
+            example = "value: {n_head: 4} and against: {n_head: 1}"
+            raise UserError(
+                f"{where} needs value and against, such as {example}, or value alone ({{}}: all runs) "
+                "for a claim about the number itself"
+            )
+        elif c.minus and c.absolute:
+            raise UserError(f"{where} has minus, which subtracts a difference, and no against to make one")
         if c.low is not None and c.high is not None and c.low > c.high:
             raise UserError(f"{where} has low={c.low} above high={c.high}")
 

@@ -138,18 +138,18 @@ def share_difference(k1: int, n1: int, k2: int, n2: int, confidence: float = 0.9
 
     Also for shares of 0 and 1, where the usual interval has no width. Needs n1 > 0 and n2 > 0.
     """
-    (low1, high1), (low2, high2) = (_wilson(k, n, confidence) for k, n in ((k1, n1), (k2, n2)))
+    (low1, high1), (low2, high2) = (share(k, n, confidence) for k, n in ((k1, n1), (k2, n2)))
     p1, p2 = k1 / n1, k2 / n2
     return p1 - p2 - math.hypot(p1 - low1, high2 - p2), p1 - p2 + math.hypot(high1 - p1, p2 - low2)
 
 
-def _wilson(k: int, n: int, confidence: float) -> tuple[float, float]:
-    """Wilson's score interval for a share (1927)."""
+def share(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval for a share k / n of runs (Wilson 1927: from the score test). Needs n > 0."""
     from scipy.special import ndtri
 
     z = float(ndtri(0.5 + confidence / 2))
     middle, half = (k + z * z / 2) / (n + z * z), z * math.sqrt(k * (n - k) / n + z * z / 4) / (n + z * z)
-    return middle - half, middle + half
+    return middle - half if k else 0.0, middle + half if k < n else 1.0  # no rounding beyond what a share can be
 
 
 # Seeds: what can so many tell?

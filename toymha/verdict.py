@@ -1,7 +1,8 @@
 """From the runs of a statement to its verdict: every check measured, judged, and told. No torch.
 
-A check claims that a difference lies in a region (`low` to `high`). Its 95 % interval over paired seeds inside the
-region supports the claim, outside it refutes it, across a bound leaves it undecided.
+A check claims that a difference, or a number itself, lies in a region (`low` to `high`). Its 95 % interval over seeds
+(paired, for a difference) inside the region supports the claim, outside it refutes it, across a bound leaves it
+undecided.
 """
 
 from __future__ import annotations
@@ -12,66 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toymha import stats
-from toymha.metrics import Metric, Result, metric, percent, setting_name
+from toymha.finding import Finding
+from toymha.metrics import Metric, Result, metric, setting_name
 from toymha.schema import word
 from toymha.statement import Check, Sweep
 
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check in one slice, measured. Numbers are on the metric's scale (`Metric.told` turns them into words)."""
-
-    that: str
-    where: dict[str, Any]  # the slice: key -> value
-    metric: Metric
-    claim_low: float  # the region in which the statement claims the difference to be
-    claim_high: float
-    n: int = 0  # pairs
-    difference: float = math.nan  # their mean
-    low: float = math.nan  # its 95 % interval
-    high: float = math.nan
-    bootstrap: tuple[float, float] | None = None
-    p: float = math.nan
-    p_holm: float = math.nan
-    noise: float = math.nan  # the difference in units of the baseline's standard deviation over seeds
-    verdict: str = "undecided"
-    seeds_needed: int | None = None  # where it is undecided: how many seeds would decide a difference of this size
-    notes: tuple[str, ...] = ()
-    simultaneous: bool = False  # the interval holds for several comparisons at once; the difference is a gain
-
-    def text(self) -> str:
-        """The measured difference with its interval, such as `+0.1500 [+0.1400, +0.1600] nats`."""
-        m = self.metric
-        if not self.n:
-            return "no finished pairs"
-        shown, low, high = (m.signed(m.told(x)) for x in (self.difference, self.low, self.high))
-        if m.exact:
-            return f"{shown} {m.unit_of_difference} (counted)"
-        interval = "(one seed: no interval)" if math.isnan(self.low) else f"[{low}, {high}]"
-        return f"{shown} {interval} {m.unit_of_difference}".rstrip()
-
-    @property
-    def place(self) -> str:
-        """The slice in words."""
-        return setting_name(self.where)
-
-    @property
-    def title(self) -> str:
-        """What is compared, and in which slice."""
-        return f"{self.that} ({self.place})" if self.where else self.that
-
-    def claim(self) -> str:
-        """What is claimed of the difference, such as `+0.2000 to +0.5000 nats`."""
-        m, bounds = self.metric, (self.claim_low, self.claim_high)
-        low, high = (m.signed(m.told(x)) if math.isfinite(x) else "" for x in bounds)
-        words = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
-        return f"{words} {m.unit_of_difference}".rstrip()
-
-    def perplexity(self) -> float | None:
-        """The difference of a loss in percent of perplexity."""
-        return percent(self.difference) if self.metric.unit == "nats" and self.n and not self.simultaneous else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +55,7 @@ class Verdict:
         if self.word != "undecided":
             return ""
         n = self.seeds_needed
-        return f"{n} seeds would decide it, if the differences stay as they are" if n else ""
+        return f"{n} seeds would decide it, if the numbers stay as they are" if n else ""
 
     def text(self) -> str:
         """For a terminal."""
@@ -178,20 +125,23 @@ def measure(
 ) -> Finding:
     """One check on the runs of one slice."""
     m, sides = metric(check.metric), check.sides
-    by_text = len({r.text for r in results if any(matches(r, side) for side in sides)}) > 1
+    if check.absolute:
+        m = m.absolute
+    by_text = not check.absolute and len({r.text for r in results if any(matches(r, side) for side in sides)}) > 1
     if by_text and m.unit == "nats":
         m = metric("bits_per_char")
     low, high = (m.scaled(b) if b is not None else s * math.inf for b, s in ((check.low, -1), (check.high, 1)))
     notes = missing(m, results, sides, [a for a in asked if fits(a, where)])
     if by_text:
         notes = ("the texts or their tokens differ: compared in bits a character", *notes)
-    found = Finding(check.that, where, m, claim_low=low, claim_high=high, notes=notes)
+    found = Finding(check.that, where, m, claim_low=low, claim_high=high, absolute=check.absolute, notes=notes)
     if check.best == "inside":
         return _inside(found, check, results)
-    if m.share:
-        value, against = (list(values_at(m, results, side).values()) for side in sides)
-        return _shares(found, value, against)
     by_side = [values_at(m, results, side) for side in sides]
+    if m.share:
+        return (_share if check.absolute else _shares)(found, *(list(side.values()) for side in by_side))
+    if check.absolute:
+        return _with_diverged(_judged(found, list(by_side[0].values()), []), results, sides)
     common = sorted(set.intersection(*map(set, by_side)))
     differences = [by_side[0][k] - by_side[1][k] for k in common]
     if check.minus:
@@ -213,24 +163,23 @@ def fits(asked: dict[str, Any], setting: dict[str, Any]) -> bool:
 def missing(
     m: Metric, results: list[Result], sides: Iterable[dict[str, Any]], asked: Sequence[dict[str, Any]]
 ) -> tuple[str, ...]:
-    """Runs of a comparison that are not in it, by setting and reason: none is dropped in silence."""
+    """Runs of a check that are not in it, by setting and reason: none is dropped in silence."""
     out = []
     for setting in sides:
+        name = setting_name(setting) or "all runs"
         there = [r for r in results if matches(r, setting)]
         total = max(len(there), sum(fits(a, setting) for a in asked))
-        reasons = [r.status if not r.done else f"without {m.name}" for r in there if m.of(r) is None]
+        reasons = [r.status if not r.done else m.lacking(r) for r in there if m.of(r) is None]
         reasons += ["not begun"] * (total - len(there))
         if not total:
-            out.append(f"{setting_name(setting)}: no such runs in this sweep")
-        out += [
-            f"{setting_name(setting)}: {reasons.count(r)}/{total} {r}, not in the mean" for r in sorted(set(reasons))
-        ]
+            out.append(f"{name}: no such runs in this sweep")
+        out += [f"{name}: {reasons.count(r)}/{total} {r}, not in the mean" for r in sorted(set(reasons))]
     return tuple(out)
 
 
-def _judged(found: Finding, differences: list[float], against: list[float]) -> Finding:
-    """Interval and verdict of paired differences."""
-    e, exact = stats.estimate(differences, CONFIDENCE), found.metric.exact
+def _judged(found: Finding, values: list[float], against: list[float]) -> Finding:
+    """Interval and verdict of paired differences, or of numbers themselves: either way, of the mean of `values`."""
+    e, exact = stats.estimate(values, CONFIDENCE), found.metric.exact
     low, high = (e.mean, e.mean) if exact else (e.low, e.high)
     verdict = stats.judge(low, high, found.claim_low, found.claim_high)
     distance = min(abs(e.mean - bound) for bound in (found.claim_low, found.claim_high))
@@ -241,8 +190,8 @@ def _judged(found: Finding, differences: list[float], against: list[float]) -> F
         difference=e.mean,
         low=low,
         high=high,
-        bootstrap=None if exact else stats.bootstrap(differences, CONFIDENCE),
-        p=math.nan if exact else stats.p_value(differences),
+        bootstrap=None if exact else stats.bootstrap(values, CONFIDENCE),
+        p=math.nan if exact or found.absolute else stats.p_value(values),
         noise=e.mean / spread if spread else math.nan,
         verdict=verdict,
         seeds_needed=stats.seeds_needed(e.std, distance) if verdict == "undecided" else None,
@@ -253,12 +202,16 @@ def _with_diverged(found: Finding, results: list[Result], sides: list[dict[str, 
     """The verdict when runs have diverged: each is worse than any number, so the pairs that are left do not decide.
 
     A setting that diverges more often (Fisher's exact test) confirms the claim that it is worse and refutes any other;
-    short of that nothing is decided. Speed is not what diverging is about.
+    short of that nothing is decided. Speed is not what diverging is about. Of a number itself nothing is decided as
+    soon as one run diverged: it has no such number, and the seeds that are left are not a sample of all.
     """
     there = [[r for r in results if matches(r, side) and (r.done or r.status == "diverged")] for side in sides]
     diverged = [sum(not r.done for r in side) for side in there]
     if not any(diverged) or found.metric.name.endswith("tokens_per_s") or found.metric.exact:
         return found
+    if found.absolute:
+        said = f"diverged: {diverged[0]}/{len(there[0])}, which have no such number, so that the others decide nothing"
+        return replace(found, verdict="undecided", seeds_needed=None, notes=(*found.notes, said))
     (k1, k2), (n1, n2) = diverged[:2], map(len, there[:2])
     p = stats.fisher(k1, n1, k2, n2)
     notes = (*found.notes, f"diverged: {k1}/{n1} against {k2}/{n2} (Fisher's exact p = {p:.3g})")
@@ -267,13 +220,24 @@ def _with_diverged(found: Finding, results: list[Result], sides: list[dict[str, 
     claims_more = found.claim_low > 0 and found.claim_high == math.inf
     claims_less = found.claim_high < 0 and found.claim_low == -math.inf
     claimed = (claims_more - claims_less) * (-1 if found.metric.higher_is_better else 1)
-    if len(sides) > 2 or not worse or p >= 1 - CONFIDENCE:
+    if len(sides) > 2 or not worse or p >= 1 - CONFIDENCE or not found.metric.quality:
         verdict = "undecided"
     elif worse == claimed:
         verdict = "supported" if found.verdict == "supported" or not found.n else "undecided"
     else:
         verdict = "refuted"
     return replace(found, verdict=verdict, seeds_needed=None, notes=notes)
+
+
+def _share(found: Finding, value: list[float]) -> Finding:
+    """A share of runs itself, with Wilson's interval; diverged runs are among them."""
+    k, n = int(sum(value)), len(value)
+    if not n:
+        return found
+    low, high = stats.share(k, n, CONFIDENCE)
+    verdict = stats.judge(low, high, found.claim_low, found.claim_high)
+    notes = (f"{k}/{n} runs", *found.notes)
+    return replace(found, n=n, difference=k / n, low=low, high=high, verdict=verdict, notes=notes)
 
 
 def _shares(found: Finding, value: list[float], against: list[float]) -> Finding:
