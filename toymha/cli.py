@@ -21,8 +21,10 @@ from toymha.options import (
     CompletionOptions,
     DataOptions,
     EvalOptions,
+    HeadsOptions,
     NoOptions,
     PlanOptions,
+    PruneOptions,
     ReportOptions,
     ReproduceOptions,
 )
@@ -220,6 +222,26 @@ def evaluate(words: list[str], flags: Flags) -> int:
     return 0
 
 
+def heads(words: list[str], flags: Flags) -> int:
+    """What the heads of a model do; without run= of one that the other words describe."""
+    own = [w for w in words if w.partition("=")[0] in keys(HeadsOptions)]
+    given = any(w.startswith("run=") for w in own)
+    if given:
+        o, rest = options("heads", words, flags), []
+    else:  # seed, device and threads are keys of both
+        o, rest = options("heads", own, flags), [w for w in words if w not in own or w.startswith("seed=")]
+    from toymha.heads import heads as look
+
+    return look(o, rest)
+
+
+def prune(words: list[str], flags: Flags) -> int:
+    """A smaller run."""
+    from toymha.prune import prune_run
+
+    return prune_run(options("prune", words, flags))
+
+
 def report(words: list[str], flags: Flags) -> int:
     """Print the table and the verdict, and write them beside the runs."""
     from toymha.console import quote
@@ -300,6 +322,8 @@ COMMANDS = {
     "report": Command("table, verdict and page of a folder of runs", report, ReportOptions),
     "reproduce": Command("all statements of conf/sweep, and one page of verdicts", reproduce, ReproduceOptions),
     "eval": Command("score a trained run on a whole split", evaluate, EvalOptions),
+    "heads": Command("what each head of a run does, and how much it is needed", heads, HeadsOptions),
+    "prune": Command("a run without the heads that it needs least, as a run of its own", prune, PruneOptions),
     "data": Command("list the data sets, or fetch one", data, DataOptions),
     "completion": Command("tab completion: shell=bash or shell=zsh", completion, CompletionOptions),
     "version": Command("print the version", version, NoOptions),

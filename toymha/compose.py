@@ -304,8 +304,7 @@ def label_of(
     """What was named or differs from the defaults, as one folder name: groups first, then keys; `default` for neither.
 
     `chosen`: the values of the groups that were `made` (chosen), `default`: the default choices; `named`: keys given
-    on the command line, groups that are swept. At most 120 bytes of letters, digits and `._=,+-`; a hash at the end
-    tells apart what is lost by that.
+    on the command line, groups that are swept.
     """
     groups = [g for g in GROUPS if g in made and g != "sweep"]
     parts = [f"{g}={made[g]}" for g in groups if g in named or made[g] != default.get(g)]
@@ -313,12 +312,17 @@ def label_of(
         if name != "seed" and (name in named or value != _get(chosen, name)):
             short = {"data.path": "path", "data.tokenizer": "tokenizer", "data.split": "split"}.get(name, name)
             parts.append(f"{short}={_shown(value)}")
-    full = ",".join(parts) or "default"
-    safe = re.sub(r"[^\w.=,+-]", "-", full)
     path = cfg.data.path or ""
-    if safe == full and len(safe.encode()) <= 120 and Path(path).name == path:
+    return folder_name(",".join(parts) or "default", path if Path(path).name != path else "")
+
+
+def folder_name(text: str, more: str = "") -> str:
+    """`text` as the name of a folder: at most 120 bytes of letters, digits and `._=,+-`. Where that loses something,
+    and where there is `more` that it does not tell, a hash at the end tells names apart."""
+    safe = re.sub(r"[^\w.=,+-]", "-", text)
+    if safe == text and len(safe.encode()) <= 120 and not more:
         return safe
-    return safe.encode()[:110].decode(errors="ignore") + f"-{zlib.crc32(f'{full},{path}'.encode()):08x}"
+    return safe.encode()[:110].decode(errors="ignore") + f"-{zlib.crc32(f'{text},{more}'.encode()):08x}"
 
 
 def _shown(value: Any) -> str:

@@ -104,6 +104,15 @@ class Budget:
     sample_tokens: int = key(
         "length of the text written at each evaluation; 0 for none", low=0, high=100_000, identity=False
     )
+    watch: int | None = key(
+        "evaluations between maps of attention and scores of each head; null: never",
+        low=1,
+        default=None,
+        identity=False,
+    )
+    heads: bool = key(
+        "after training, study the heads: kinds, importance, how many can go", default=False, identity=False
+    )
     decode_tokens: int = key(
         "tokens of context with which decoding is timed after training; 0: it is not", low=0, default=0, identity=False
     )

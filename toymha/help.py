@@ -17,6 +17,7 @@ Examples
   toymha train -m n_head=1,2,4,8,16 seed=0,1,2           train fifteen, in parallel, and compare them
   toymha train sweep=w_o                                 test a statement, with a verdict
   toymha reproduce                                       test them all, in an hour on two cores
+  toymha heads run=outputs/train/n_head=8/seed=0         see what each head does
   tensorboard --logdir outputs                           look at the curves
 """
 

@@ -88,6 +88,12 @@ class Lab:
         row |= attention_statistics(self.model, self.corpus.splits["val"].tokens[at_WT - 1].long().to(self.device))
         if c.budget.sample_tokens and step:
             row["sample"] = self.sample()
+        if c.budget.watch and step % (c.budget.watch * c.budget.eval_every) == 0:
+            from toymha.analysis.watch import watch  # matplotlib takes half a second
+
+            scores, maps = watch(self.model, c, self.corpus, self.run.path / "watch" / f"step={step}")
+            row |= scores
+            log.images(step, maps)
         log.row(step, row)
         log.flush()
         best = self.state["best"]
@@ -104,6 +110,13 @@ class Lab:
         with contextlib.suppress(UserError):  # a text of one line
             start = tokenizer.encode("\n").tolist() or start
         return tokenizer.decode(sample(self.model, start, c.budget.sample_tokens, tokenizer.vocab_size, c.seed))
+
+    def heads(self) -> dict[str, Any]:
+        """What `toymha heads` would find, as numbers."""
+        from toymha.analysis.study import Subject, numbers, study
+
+        parts = ("census", "likeness", "importance", "pruning")
+        return numbers(study(Subject(self.model, self.run.config, self.corpus), "", parts, lambda _: self.stop.check()))
 
     def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
         c, losses = self.run.config, self.state["losses"]
@@ -154,6 +167,7 @@ class Lab:
             test=test.to_dict() if test else None,
             unigram_loss=unigram_loss(splits["train"], splits["val"], V),
             sample=self.sample() if c.budget.sample_tokens else None,
+            heads=self.heads() if c.budget.heads else None,
             learned={name: learned(rows, name) for name in last.parts},
         )
         log.final(step, last)

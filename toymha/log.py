@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import struct
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -26,6 +31,16 @@ LAYOUT = {
     "attention": {
         "std of the scores": ["Multiline", ["scores_std/.*"]],
         "entropy of the pattern (nats)": ["Multiline", ["entropy/.*"]],
+    },
+}
+HEADS = {  # of watched runs, one curve a head
+    "heads": {
+        f"weight on the {what}": ["Multiline", [f"head_{tag}/.*"]]
+        for tag, what in (
+            ("previous", "token before"),
+            ("induction", "token after an earlier copy"),
+            ("begin", "first"),
+        )
     },
 }
 RELATIONS = {  # of generated texts, one curve each; `answer` of a task
@@ -57,6 +72,12 @@ class Log:
         self._head()
         for r in rows:
             self._draw(r)
+        for folder in sorted((run.path / "watch").glob("step=*")):
+            at = int(folder.name.removeprefix("step="))
+            if at <= step and step:
+                self.images(at, {f"maps/{p.stem}": p for p in sorted(folder.glob("*.png"))})
+            else:
+                shutil.rmtree(folder)
 
     def __enter__(self) -> Log:
         return self
@@ -72,6 +93,10 @@ class Log:
         self.file.write(dumps(r))
         self.file.flush()
         self._draw(r)
+
+    def images(self, step: int, paths: Mapping[str, Path]) -> None:
+        """tag -> a PNG file."""
+        _add_images(self.writer, step, paths)
 
     def flush(self) -> None:
         self.writer.flush()
@@ -90,7 +115,8 @@ class Log:
     def _head(self) -> None:
         """What does not change along the run: layout of the curves, configuration, hyperparameters."""
         generated = self.run.config.data.name in config.GENERATED
-        self.writer.add_custom_scalars(LAYOUT | (RELATIONS if generated else {}))
+        layout = LAYOUT | (RELATIONS if generated else {}) | (HEADS if self.run.config.budget.watch else {})
+        self.writer.add_custom_scalars(layout)
         text = (self.run.path / "config.yaml").read_text("utf-8")
         self.writer.add_text("config", "    " + text.replace("\n", "\n    "), 0)
         flat = {
@@ -100,6 +126,23 @@ class Log:
         # add_hparams would make a second run; these three records belong to this run's own event file.
         for record in hparams(flat, dict.fromkeys(FINAL, 0.0)):
             self.writer._get_file_writer().add_summary(record)
+
+
+def write_images(run: Run, step: int, paths: Mapping[str, Path]) -> None:
+    """PNG files in the run's pages of TensorBoard, in an event file of their own, which replaces the last one."""
+    suffix = ".heads"
+    for old in run.path.glob(f"events.out.tfevents*{suffix}"):
+        old.unlink()
+    with SummaryWriter(str(run.path), filename_suffix=suffix) as writer:
+        _add_images(writer, step, paths)
+
+
+def _add_images(writer: SummaryWriter, step: int, paths: Mapping[str, Path]) -> None:
+    for tag, path in paths.items():
+        png = path.read_bytes()
+        width, height = struct.unpack(">II", png[16:24])  # PNG specification, chunk IHDR
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
 
 def dumps(row: dict[str, Any]) -> str:

@@ -21,9 +21,10 @@ WEIGHTS = {"last": "model", "best": "best"}  # as options name them -> as the ru
 
 @dataclass(frozen=True)
 class Opened:
-    """`config` is the run's own, on this machine's device and threads; `precision` is what `auto` came to."""
+    """`config` is the run's own, on this machine's device and threads; `precision` is what `auto` came to. `run` is
+    None for a model that was made to be looked at, and never trained."""
 
-    run: Run
+    run: Run | None
     config: Config
     model: GPT
     corpus: Corpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from toymha.compose import Composer
@@ -24,7 +25,7 @@ def score_run(o: Any) -> str:
     with arithmetic(opened.precision, opened.device):
         score = evaluate(opened.model, split, opened.config.seq_len)
     where = f"{opened.device}, {opened.precision}"
-    about = f"{opened.run.path}, {o.weights} weights, {opened.corpus.name} {o.split} split, {where}"
+    about = f"{Path(o.run)}, {o.weights} weights, {opened.corpus.name} {o.split} split, {where}"
     line = f"{score_line(o.split, score.to_dict())}   {score.bits_per_byte:.4f} bits/byte"
     return "\n".join([about, line, *parts_table(score.to_dict())])
 

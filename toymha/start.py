@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from toymha.config import MODEL_KEYS, Config, identity_values
@@ -23,13 +25,23 @@ def first_weights(c: Config, corpus: Corpus) -> dict[str, Tensor]:
         raise UserError(
             f"start={c.start} has other tokens than data={c.data.name} gives; begin with a run on this text"
         )
+    theirs, ours = sizes(run.config), sizes(c)
+    differing = [f"{k}={word(theirs[k])} there, {word(ours[k])} here" for k in ours if theirs[k] != ours[k]]
+    if differing:
+        raise UserError(f"start={c.start} is another model: {'; '.join(differing[:4])}")
     try:
         weights = shrink(run.load_weights("model"), run.config, c)
-    except (ValueError, IndexError, RuntimeError, KeyError):
-        weights = {}
+    except ValueError as e:
+        raise UserError(f"start={c.start}: {e}; kept_heads can only name heads that it has") from None
     own = GPT(c, corpus.tokenizer.vocab_size).state_dict()
-    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in weights.items()}:
-        theirs, ours = (identity_values(x) for x in (run.config, c))
-        differing = [f"{k}={word(theirs[k])} there, {word(ours[k])} here" for k in MODEL_KEYS if theirs[k] != ours[k]]
-        raise UserError(f"start={c.start} is a model of another shape: {'; '.join(differing[:4])}")
+    wrong = [k for k in own | weights if k not in own or k not in weights or own[k].shape != weights[k].shape]
+    if wrong:
+        raise UserError(f"start={c.start} is a model of another shape: {', '.join(wrong[:4])}")
     return weights
+
+
+def sizes(c: Config) -> dict[str, Any]:
+    """What two models must have equal to share weights: all that decides a shape or what a number in it means."""
+    free = ("kept_heads", "attn_dropout", "resid_dropout", "causal", "score_scale", "vocab_size")
+    values = {k: v for k, v in identity_values(c).items() if k in MODEL_KEYS and k not in free}
+    return values | {"n_kv_head": c.G, "head_dim": c.D, "v_head_dim": c.Dv, "d_ff": c.F}

@@ -1,0 +1,181 @@
+"""`toymha heads`: what each head of a model does, how much the model needs it, and how many it can do without."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from toymha import runs
+from toymha.analysis import probing
+from toymha.analysis.page import write_study
+from toymha.analysis.results import Study
+from toymha.analysis.study import PARTS, Subject, by_head, numbers, study
+from toymha.compose import experiment
+from toymha.console import quote
+from toymha.data.corpus import check_lengths, load_corpus
+from toymha.device import set_up
+from toymha.model.gpt import GPT
+from toymha.opened import Opened, open_run
+from toymha.report import columns
+from toymha.schema import UserError, nearest
+
+SCORES = ("previous", "begin", "entropy", "duplicate", "induction")  # of each head, in the terminal
+
+
+def heads(o: Any, words: Sequence[str]) -> int:
+    """`o`: options.HeadsOptions; `words`: of a model to be made, where no run is given. Raises UserError."""
+    for part in o.parts or ():
+        if part not in PARTS:
+            raise UserError(f"parts={part}: must be one of {', '.join(PARTS)}{nearest(part, PARTS)}")
+    if o.run is not None and words:
+        raise UserError(f"{words[0]}: run= has a model already; leave one of the two out")
+    if o.run is not None and not (Path(o.run).expanduser() / "run.json").is_file() and list(runs.find(o.run)):
+        from toymha.analysis.folder import folder_of_runs
+
+        return folder_of_runs(o)
+    opened, where = open_model(o, words)
+    if o.probe:
+        return probing.probe(o, opened, where)
+    if o.text is not None:
+        opened.corpus.tokenizer.encode(o.text)  # before anything else is done
+    found = study_of(o, opened, name_of(opened, where))
+    print("\n".join(text(found)), flush=True)
+    along = opened.run.rows() if opened.run else []
+    paths, notes = write_study(where, found, along)
+    runs.write_json(where / "heads.json", as_json(found))
+    if opened.run:
+        from toymha.log import write_images
+
+        step = opened.run.summary.get("step", 0)
+        write_images(opened.run, step, {f"maps/{p.stem}": p for p in paths if p.suffix == ".png"})
+    for note in notes:
+        print(f"note    {note}")
+    print(f"page    {quote(where / 'heads.html')}")
+    return 0
+
+
+def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
+    """(the model, the folder for what is found). Raises UserError."""
+    if o.run is not None:
+        opened = open_run(o.run, weights=o.weights, device=o.device, precision="fp32", threads=o.threads)
+        folder = Path(o.run).expanduser() / "heads"
+        if o.steps == 0:
+            fresh = GPT(dataclasses.replace(opened.config, start=None), opened.corpus.tokenizer.vocab_size)
+            return dataclasses.replace(opened, model=fresh.to(opened.device).eval()), folder / "untrained"
+        return opened, folder
+    if not words:
+        raise UserError(
+            "heads needs run=FOLDER, or a model to look at untrained, such as `toymha heads probe=scale model=mha`"
+        )
+    (point,) = experiment(words).points
+    c = dataclasses.replace(point.config, device=o.device, threads=o.threads, precision="fp32")
+    corpus = load_corpus(c.data)
+    check_lengths(corpus, c.seq_len)
+    device, precision = set_up(c)
+    model = GPT(c, corpus.tokenizer.vocab_size).to(device).eval()
+    folder = Path(c.output_dir) / "heads" / f"{point.label},untrained" / f"seed={c.seed}"
+    return Opened(None, c, model, corpus, device, precision), folder
+
+
+def name_of(opened: Opened, where: Path) -> str:
+    return f"{opened.run.path}" if opened.run and where.name == "heads" else f"{where} (untrained)"
+
+
+def study_of(o: Any, opened: Opened, name: str) -> Study:
+    """What is asked for, with a line on stderr for what is under way."""
+    s = Subject(
+        opened.model,
+        opened.config,
+        opened.corpus,
+        tokens=o.tokens,
+        gate_steps=o.gate_steps,
+        random_orders=o.random_orders,
+        rounds=o.rounds,
+        seed=o.seed,
+        text=o.text,
+        show=o.show,
+    )
+    return study(s, name, o.parts or tuple(PARTS), lambda part: print(f"{part} ...", file=sys.stderr, flush=True))
+
+
+def as_json(found: Study) -> dict[str, Any]:
+    """The numbers of a study; heads by name."""
+    rows = {head.name: row for head, row in by_head(found).items()}
+    out = {"run": found.name, "about": dict(found.about), "heads": rows, **numbers(found)}
+    if found.census:
+        out |= {"rules": found.census.rules, "false_positives": found.census.false_positives}
+    if found.likeness:
+        out["clusters"] = [[h.name for h in cluster] for cluster in found.likeness.clusters]
+    return clean(out)
+
+
+def clean(value: Any) -> Any:
+    """JSON has no nan and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# For a terminal
+
+
+def text(found: Study) -> list[str]:
+    """One line a head, then what follows from all of them."""
+    lines = [f"{name:10}  {said}" for name, said in found.about]
+    rows = by_head(found)
+    if rows and (found.census or found.writes or found.importance):
+        lines += ["", *columns([head_line(found), *(line(head.name, row) for head, row in rows.items())], 2), ""]
+    if found.census:
+        lines += census_lines(found)
+    if found.likeness:
+        effective = ", ".join(f"layer {i}: {e:.1f}" for i, e in enumerate(found.likeness.effective))
+        lines.append(f"different   heads by the likeness of their patterns: {effective}")
+        for cluster in found.likeness.clusters:
+            if len(cluster) > 1:
+                lines.append(f"alike       {', '.join(h.name for h in cluster)}")
+    if found.importance:
+        ranks = ", ".join(f"{a} and {b} {rho:.2f}" for (a, b), rho in found.importance.correlations.items())
+        lines.append(f"ranks       correlation of the measures over heads: {ranks}")
+    return [*lines, *pruning_lines(found), *(f"note        {n}" for n in found.notes)]
+
+
+def head_line(found: Study) -> list[str]:
+    cells = ["head", "kind" if found.census else ""]
+    cells += list(SCORES) if found.census else []
+    cells += ["writes", "share"] if found.writes else []
+    return cells + (list(found.importance.measures) if found.importance else [])
+
+
+def line(name: str, row: dict[str, Any]) -> list[str]:
+    kind = row.get("kind", "")
+    cells = [name, f"offset {row['offset']}" if kind == "offset" else kind]
+    if "scores" in row:
+        cells += [f"{row['scores'][k]['value']:.2f}" if k in row["scores"] else "-" for k in SCORES]
+    if "write" in row:
+        cells += [f"{row['write']['norm']:.2f}", f"{100 * row['write']['share']:.0f} %"]
+    return cells + [f"{m['value']:.4f}" for m in row.get("importance", {}).values()]
+
+
+def census_lines(found: Study) -> list[str]:
+    assert found.census
+    counts = ", ".join(f"{n} {kind}" for kind, n in found.census.counts().items())
+    rates = ", ".join(f"{kind} {100 * rate:.1f} %" for kind, rate in found.census.false_positives.items() if rate)
+    heads, models = found.census.untrained_heads, found.census.untrained_models
+    return [
+        f"kinds       {counts}",
+        f"by chance   of {heads} heads of {models} untrained models the same rules name: {rates or 'none'}",
+    ]
+
+
+def pruning_lines(found: Study) -> list[str]:
+    if not found.pruning:
+        return []
+    p = found.pruning
+    shares = ", ".join(f"{100 * share:.0f} % by {name}" for name, share in p.removable.items())
+    return [f"can go      at less than {100 * p.tolerance:.0f} % perplexity ({p.split} split): {shares} of the heads"]

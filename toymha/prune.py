@@ -1,0 +1,147 @@
+"""`toymha prune`: a run without the heads that it needs least, as a run folder of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from toymha import cost, runs
+from toymha.analysis.capture import heads_of
+from toymha.analysis.importance import MEASURES, importance, order_of
+from toymha.analysis.results import Head
+from toymha.bench import decode_tokens_per_s
+from toymha.compose import Point, folder_name
+from toymha.config import Config
+from toymha.console import quote
+from toymha.model.gpt import GPT
+from toymha.opened import Opened, open_run
+from toymha.report import columns
+from toymha.runs import Run
+from toymha.schema import UserError, nearest
+from toymha.seeds import stream
+
+BATCH = 8  # sequences that decoding is timed with
+
+
+def prune(o: Any) -> tuple[Point, Opened]:
+    """`o`: options.PruneOptions. The run to train (for no step, or for a few), and the one that it begins with.
+
+    Raises UserError for heads or a share that cannot be.
+    """
+    opened = open_run(o.run, device=o.device, threads=o.threads)
+    going = chosen(o, opened)
+    there = heads_of(opened.model)
+    c = opened.config
+    kept = [[h.head for h in there if h.layer == layer and h not in going] for layer in range(c.n_layer)]
+    label = f"heads={len(there) - len(going)}of{c.n_layer * c.n_head},by={o.by if o.heads is None else 'hand'}"
+    label += f",steps={o.steps}" if o.steps else ""
+    source = Path(o.run).expanduser()
+    new = dataclasses.replace(
+        c,
+        kept_heads=kept,
+        start=str(source),
+        name=o.name or f"prune/{folder_name(','.join(source.absolute().parts[-3:]))}",
+        output_dir=o.output_dir,
+        overwrite=o.overwrite,
+        budget=dataclasses.replace(c.budget, steps=o.steps, tokens=None, minutes=None, heads=False, watch=None),
+        optim=tuned_down(c, o),
+        sweep=None,
+    )
+    return Point(new, label, dict(opened.run.info["choices"]) if opened.run else {}), opened
+
+
+def tuned_down(c: Config, o: Any) -> Any:
+    """The optimizer for a few steps more: at a share of its learning rates, with a warm-up that leaves room."""
+    rates = {k: o.lr * v for k in ("lr", "muon_lr") if (v := getattr(c.optim, k)) is not None}
+    return dataclasses.replace(c.optim, **rates, warmup=min(c.optim.warmup, o.steps // 10))
+
+
+def chosen(o: Any, opened: Opened) -> set[Head]:
+    """The heads that go: those named, or the least important ones by a measure on training text."""
+    there = heads_of(opened.model)
+    if (o.heads is None) == (o.share is None):
+        raise UserError("say what shall go: share=0.25 (of the heads, the least important), or heads=L0H1,L2H3")
+    if o.heads is not None:
+        by_name = {h.name: h for h in there}
+        for name in o.heads:
+            if name not in by_name:
+                raise UserError(f"heads={name}: the run has no such head{nearest(name, by_name)}; {', '.join(by_name)}")
+        return {by_name[name] for name in o.heads}
+    count = math.floor(o.share * len(there) + 1e-9)
+    if not count:
+        raise UserError(f"share={o.share} of {len(there)} heads is none; at least {1 / max(1, len(there)):.3g}")
+    if o.by == "random":
+        import torch
+
+        order = torch.randperm(len(there), generator=stream(o.seed, "prune")).tolist()
+        return {there[i] for i in order[:count]}
+    train, c = opened.corpus.splits["train"], opened.config
+    print(f"measuring {len(there)} heads by {o.by} ...", file=sys.stderr, flush=True)
+    measured = importance(
+        opened.model, train, c.seq_len, max_tokens=o.tokens, measures=[o.by], seed=o.seed, split_name="train"
+    )
+    return set(order_of(measured, o.by)[:count])
+
+
+ORDERS = (*MEASURES, "random")
+
+
+def comparison(before: Opened, after: Run) -> list[str]:
+    """What went and what is left: a table, before beside after."""
+    c, d, V = before.config, after.config, before.corpus.tokenizer.vocab_size
+    old, new = before.run.summary if before.run else {}, after.summary
+    model = GPT(dataclasses.replace(d, start=None), V).to(before.device)
+    model.load_state_dict(after.load_weights("model"))
+    width = 2 if before.precision == "bf16" else 4
+    costs = [
+        (
+            sum(cost.parameters(x, V).values()),
+            sum(cost.flops(x, V).values()) / x.seq_len,
+            cost.kv_bytes(x, x.seq_len, 1, width),
+        )
+        for x in (c, d)
+    ]
+    names = ("parameters", "FLOPs of a token, forward", "KV cache, bytes a sequence")
+    rows: list[tuple[str, float, float, str]] = []
+    rows.append(("heads", len(heads_of(before.model)), len(heads_of(model)), ",.0f"))
+    rows += [(name, old_cost, new_cost, ",.0f") for name, old_cost, new_cost in zip(names, *costs)]
+    if c.causal and c.seq_len >= 64:
+        old_speed, new_speed = (decoding(m, c.seq_len, before) for m in (before.model, model))
+        rows.append((f"decoding, tokens/s ({BATCH} at a time)", old_speed, new_speed, ",.0f"))
+    for split, name in (("val", "validation"), ("test", "test")):
+        if old.get(split) and new.get(split):
+            rows.append((f"{name} loss", old[split]["loss"], new[split]["loss"], ".4f"))
+            rows.append((f"{name} perplexity", old[split]["ppl"], new[split]["ppl"], ".4f"))
+    lines = [["", "before", "after", "change"]]
+    for name, a, b, form in rows:
+        lines.append([name, f"{a:{form}}", f"{b:{form}}", f"{100 * (b / a - 1):+.1f} %" if a else "-"])
+    return columns(lines, 1)
+
+
+def decoding(model: GPT, seq_len: int, opened: Opened) -> float:
+    """Tokens per second with a cache that fills up to the context length."""
+    new = max(1, seq_len // 32)
+    return decode_tokens_per_s(model, BATCH, seq_len - new, new, opened.device)
+
+
+def prune_run(o: Any) -> int:
+    """Make the run, train it where steps are asked for, and print what changed."""
+    from toymha.cli import train_one
+
+    point, before = prune(o)
+    path = runs.folder(point.config, point.label)
+    outcome = train_one(point)
+    if outcome == 0:
+        after = Run.load(path)
+        print("\n" + "\n".join(comparison(before, after)))
+        gone = sorted(set(heads_of(before.model)) - {Head(n, h) for n, k in enumerate(kept_of(after)) for h in k})
+        print(f"\nwithout  {', '.join(h.name for h in gone)}")
+        print(f"again    toymha prune run={quote(path)} share=0.25")
+    return outcome
+
+
+def kept_of(run: Run) -> list[list[int]]:
+    return [list(run.config.heads_of(layer)) for layer in range(run.config.n_layer)]
