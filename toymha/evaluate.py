@@ -106,14 +106,19 @@ def evaluate(
                 floors.append(-split.logp[at_WT[counted_WT]].double())
             tagged.add(at_WT, counted_WT, logits_WTV, nats_WT)
     sum_W, count_W = torch.cat(sums), torch.cat(counts)
-    n = int(count_W.sum())
-    loss = sum_W.sum().item() / n
-    deviation_W = sum_W - loss * count_W
-    W = len(sum_W)
-    se = math.sqrt(deviation_W.square().sum().item() * W / (W - 1)) / n if W > 1 else math.nan
+    n, (loss, se) = int(count_W.sum()), mean_and_error(sum_W, count_W)
     share = n / (len(split.tokens) - 1)
     floor = torch.cat(floors).sum().item() / n if floors else None
     return Score(loss, se, n, split.chars * share, split.bytes * share, floor, tagged.parts())
+
+
+def mean_and_error(sum_W: Tensor, count_W: Tensor) -> tuple[float, float]:
+    """The mean over tokens from the sums and numbers of each window (double), and its standard error with the tokens of
+    a window taken as one cluster; nan for a single window."""
+    n, W = count_W.sum().item(), len(count_W)
+    mean = sum_W.sum().item() / n
+    deviation_W = sum_W - mean * count_W
+    return mean, math.sqrt(deviation_W.square().sum().item() * W / (W - 1)) / n if W > 1 else math.nan
 
 
 class Tagged:

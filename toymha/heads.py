@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from toymha import runs
 from toymha.analysis import probing
 from toymha.analysis.page import write_study
 from toymha.analysis.results import Study
-from toymha.analysis.study import PARTS, Subject, by_head, numbers, study
+from toymha.analysis.study import PARTS, Subject, by_head, numbers, plain, study
 from toymha.compose import experiment
 from toymha.console import quote
 from toymha.data.corpus import check_lengths, load_corpus
@@ -110,16 +109,7 @@ def as_json(found: Study) -> dict[str, Any]:
         out |= {"rules": found.census.rules, "false_positives": found.census.false_positives}
     if found.likeness:
         out["clusters"] = [[h.name for h in cluster] for cluster in found.likeness.clusters]
-    return clean(out)
-
-
-def clean(value: Any) -> Any:
-    """JSON has no nan and no infinity: null stands for both."""
-    if isinstance(value, dict):
-        return {k: clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [clean(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return plain(out)
 
 
 # For a terminal

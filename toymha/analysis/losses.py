@@ -6,7 +6,6 @@ W sequences, T positions, C dim, H heads that a layer has, D width of a value, V
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from torch import Tensor
 from toymha.analysis.capture import without
 from toymha.analysis.results import Head, Mean
 from toymha.data.corpus import Split
-from toymha.evaluate import evaluating, windows
+from toymha.evaluate import evaluating, mean_and_error, windows
 from toymha.model.gpt import GPT
 
 BATCH_TOKENS = 4096  # as in `evaluate`; it changes no result
@@ -58,10 +57,7 @@ def counts(data: Sequence[Batch]) -> Tensor:
 def over_sequences(sum_W: Tensor, count_W: Tensor) -> Mean:
     """The mean over tokens, and its standard error with the tokens of a sequence taken as one cluster, as `evaluate`
     has it; nan for a single sequence."""
-    n, W = count_W.sum().item(), len(count_W)
-    mean = sum_W.sum().item() / n
-    deviation_W = sum_W - mean * count_W
-    return Mean(mean, math.sqrt(deviation_W.square().sum().item() * W / (W - 1)) / n if W > 1 else math.nan)
+    return Mean(*mean_and_error(sum_W, count_W))
 
 
 def losses(
@@ -106,7 +102,7 @@ def _onward(model: GPT, read: Mapping[int, Any], first: int) -> Tensor:
     x_WTC, *positions = read[first]
     for block in model.blocks[first:]:
         x_WTC = block(x_WTC, *positions)
-    return F.linear(model.norm(x_WTC), (model.head or model.embed).weight)
+    return model.unembed(model.norm(x_WTC))
 
 
 @contextlib.contextmanager

@@ -6,19 +6,20 @@ loss of pruned models that of the test split where there is one. B sequences, T 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from toymha.analysis.likeness import likeness
 
 from toymha import cost
 from toymha.analysis.capture import capture, heads_of
 from toymha.analysis.census import census
 from toymha.analysis.curves import curves
 from toymha.analysis.importance import GATE_STEPS, importance
+from toymha.analysis.likeness import likeness
 from toymha.analysis.losses import sequences
 from toymha.analysis.results import Head, Importance, Passage, Study
 from toymha.analysis.writes import writes
@@ -38,7 +39,7 @@ class Subject:
     model: GPT
     config: Config
     corpus: Corpus
-    tokens: int = 8192
+    tokens: int = 4096
     gate_steps: int = GATE_STEPS
     random_orders: int = 5
     rounds: int = 1
@@ -174,7 +175,16 @@ def numbers(found: Study) -> dict[str, Any]:
         out["loss"] = next(iter(found.pruning.curves.values())).loss[0]
         out["removable"] = found.pruning.removable
         out["curves"] = {name: curve.loss for name, curve in found.pruning.curves.items()}
-    return out
+    return plain(out)
+
+
+def plain(value: Any) -> Any:
+    """For JSON, which has no nan and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def by_head(found: Study) -> dict[Head, dict[str, Any]]:

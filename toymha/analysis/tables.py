@@ -137,9 +137,9 @@ def _best(study: Study) -> str:
     order = max(named, key=lambda k: named[k])
     n = round(named[order] * N)
     out = f"{n} of {_count(N, 'head')} can go before perplexity rises by {p.tolerance:.1%}".replace(".0%", " %")
-    out += f", in the order of {order}" if n else ", in any order tried"
+    out += f", the least important first (by {order})" if n else ", in any order tried"
     if "random" in p.removable:
-        out += f"; at random {round(p.removable['random'] * N)}"
+        out += f"; in random order {round(p.removable['random'] * N)}"
     return out
 
 

@@ -110,7 +110,11 @@ class GPT(nn.Module):
         With a cache the tokens continue those that it has read (all together at most seq_len), and it reads them too.
         Raises UserError when they do not fit.
         """
-        return F.linear(self.hidden(idx_BT, cache), (self.head or self.embed).weight)
+        return self.unembed(self.hidden(idx_BT, cache))
+
+    def unembed(self, x_BTC: Tensor) -> Tensor:
+        """What `hidden` gives -> logits_BTV."""
+        return F.linear(x_BTC, (self.head or self.embed).weight)
 
     def hidden(self, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """idx_BT -> the residual stream after the last block and norm, x_BTC. `cache` as in `forward`."""
