@@ -329,7 +329,7 @@ def test_early_rows_do_not_count(relations):
     of, seen = knowledge(relations, 96), []
     for first in (0, kinds.FIRST, kinds.FIRST + 1):
         with planted(model, what, of, first=first):
-            seen.append(census(model, c, relations, sequences=4, untrained=1))
+            seen.append(census(model, c, relations, sequences=4, untrained=2))
     assert seen[0].heads == seen[1].heads
     assert seen[2].heads[Head(0, 0)] != seen[0].heads[Head(0, 0)]
 
@@ -355,7 +355,7 @@ def test_scores_do_not_depend_on_batches(relations, monkeypatch):
     seen = []
     for at_once in (1, 3, 8):
         monkeypatch.setattr(heads, "AT_ONCE", at_once)
-        seen.append(census(model, c, relations, sequences=7, untrained=1))
+        seen.append(census(model, c, relations, sequences=7, untrained=2))
     for head, kind in seen[0].heads.items():
         for name, score in kind.scores.items():
             others = [s.heads[head].scores[name] for s in seen[1:]]
@@ -380,7 +380,7 @@ def test_a_census_repeats_itself_and_leaves_no_trace(relations):
 def test_z_compares_on_the_same_sequences(relations):
     """A model that is its own null is nowhere above it, however many sequences it reads beyond those of the null."""
     c = replace(with_heads(1), init_seed=stream_seed(0, "untrained", 0))
-    found = census(GPT(c, relations.tokenizer.vocab_size), c, relations, sequences=32, untrained=1)
+    found = census(GPT(c, relations.tokenizer.vocab_size), c, relations, sequences=32, untrained=2)
     assert found.sequences * 96 > heads.NULL_TOKENS
     scores = found.heads[Head(0, 0)].scores
     assert {name: round(score.z, 6) for name, score in scores.items()} == dict.fromkeys(scores, 0)
@@ -433,7 +433,7 @@ def test_a_pruned_model(relations):
 def test_a_plain_text_has_no_relations():
     c = make("data=pydoc", "seq_len=32", "n_layer=1")
     corpus = load_corpus(c.data)
-    found = census(GPT(c, corpus.tokenizer.vocab_size), c, corpus, sequences=4, untrained=1)
+    found = census(GPT(c, corpus.tokenizer.vocab_size), c, corpus, sequences=4, untrained=2)
     assert set(found.rules) == {*kinds.PLACES, "uniform", "scattered", "other"}
 
 
@@ -447,7 +447,7 @@ def test_what_cannot_be_counted(relations):
     with torch.no_grad():
         model.embed.weight.fill_(math.nan)
     with pytest.raises(UserError, match="not finite"):
-        census(model, c, relations, sequences=2, untrained=1)
+        census(model, c, relations, sequences=2, untrained=2)
 
 
 # A head that was trained

@@ -21,8 +21,9 @@ from toymha.stop import Stop
 TINY = [
     *("data=relations", "data.tokens=20000", "n_layer=2", "dim=32", "n_head=4", "seq_len=64", "batch_size=8"),
     *("budget.steps=20", "budget.eval_every=10", "budget.eval_tokens=640", "budget.sample_tokens=0"),
+    "threads=1",
 ]
-QUICK = ["tokens=640", "gate_steps=2", "random_orders=2"]
+QUICK = ["tokens=640", "gate_steps=2", "random_orders=2", "threads=1"]
 
 
 def trained(*words, console=None):
@@ -86,6 +87,7 @@ def test_all_of_it(outputs, toymha):
         assert (folder / "maps" / f"layer{layer}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / "maps" / f"layer{layer}.svg").is_file()
     assert images(outputs) == {"maps/layer0": [20], "maps/layer1": [20]}
+    assert outputs.summary["heads"]["kinds"] == found["kinds"]
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert toymha("heads", f"run={outputs.path}", *QUICK)[0] == 0
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
@@ -93,8 +95,8 @@ def test_all_of_it(outputs, toymha):
 
 
 def test_a_part_alone(outputs, toymha):
-    code, out, _ = toymha("heads", f"run={outputs.path}", "parts=writes")
-    found = json.loads((outputs.path / "heads" / "heads.json").read_text())
+    code, out, _ = toymha("heads", f"run={outputs.path}", "parts=writes", "threads=1")
+    found = json.loads((outputs.path / "heads" / "writes" / "heads.json").read_text())
     assert code == 0 and "write" in found["heads"]["L1H3"] and "scores" not in found["heads"]["L1H3"]
     assert "L1H3" in out and "can go" not in out
 
@@ -102,7 +104,7 @@ def test_a_part_alone(outputs, toymha):
 def test_before_training(outputs, toymha):
     """steps=0 is the model that the run began with, in a folder of its own."""
     assert toymha("heads", f"run={outputs.path}", "steps=0", "parts=importance", *QUICK)[0] == 0
-    found = json.loads((outputs.path / "heads" / "untrained" / "heads.json").read_text())
+    found = json.loads((outputs.path / "heads" / "untrained" / "importance" / "heads.json").read_text())
     opened_run = opened.open_run(str(outputs.path))
     model = train.GPT(opened_run.config, opened_run.corpus.tokenizer.vocab_size)
     train_split = opened_run.corpus.splits["train"]
@@ -122,6 +124,9 @@ def test_before_training(outputs, toymha):
         (["run=nowhere", "n_head=2"], "n_head=2"),
         (["probe=scal"], "did you mean scale"),
         (["steps=5"], "steps=5"),
+        (["n_head=2", "parts=passage", "weights=best"], "weights="),
+        (["probe=scale", "n_head=2", "show=8"], "show="),
+        (["sweep=pruning"], "3"),
     ],
 )
 def test_mistakes_are_one_line(toymha, home, words, said):
@@ -132,21 +137,21 @@ def test_mistakes_are_one_line(toymha, home, words, said):
 
 def test_a_text_of_ones_own(outputs, toymha):
     text = "<doc> sea Anna because she said the cat always likes salt and pepper ."
-    assert toymha("heads", f"run={outputs.path}", "parts=passage", f"text={text}")[0] == 0
-    page = (outputs.path / "heads" / "heads.html").read_text()
+    assert toymha("heads", f"run={outputs.path}", "parts=passage", f"text={text}", "threads=1")[0] == 0
+    page = (outputs.path / "heads" / "passage" / "heads.html").read_text()
     assert "pepper" in page and "Anna" in page
     code, out, err = toymha("heads", f"run={outputs.path}", "parts=passage", "text=the cat miaows")
     assert code == 2 and "miaows" in err and err.count("\n") == 1
     assert toymha("heads", f"run={outputs.path}", "parts=passage", "text=" + "the cat " * 50)[0] == 0
-    assert "first 64 of 100" in (outputs.path / "heads" / "heads.html").read_text()
+    assert "first 64 of 100" in (outputs.path / "heads" / "passage" / "heads.html").read_text()
 
 
 @pytest.mark.parametrize("probe", ["scale", "depth"])
 def test_probes(outputs, toymha, probe):
     """Of a run, and of a model that was never trained."""
-    code, out, _ = toymha("heads", f"run={outputs.path}", f"probe={probe}")
+    code, out, _ = toymha("heads", f"run={outputs.path}", f"probe={probe}", "threads=1")
     assert code == 0 and (outputs.path / "heads" / f"probe_{probe}.html").is_file() and len(out.splitlines()) > 5
-    code, out, _ = toymha("heads", f"probe={probe}", "steps=0", "seed=3", *TINY[:6])
+    code, out, _ = toymha("heads", f"probe={probe}", "steps=0", "seed=3", "threads=1", *TINY[:6])
     assert code == 0
     (page,) = (p for p in (runs.Path("outputs") / "heads").rglob(f"probe_{probe}.html"))
     assert "seed=3" in str(page)
@@ -156,13 +161,13 @@ def test_a_folder_of_runs(toymha, home):
     """Counts by setting over seeds; a stability where there are two."""
     words = [w for w in TINY if not w.startswith("n_head")]
     assert toymha("train", "-m", *words, "n_head=2,4", "seed=0,1", "name=many", "workers=1")[0] == 0
-    code, out, _ = toymha("heads", "run=outputs/many")
+    code, out, _ = toymha("heads", "run=outputs/many", "threads=1")
     found = json.loads((home / "outputs" / "many" / "heads.json").read_text())
     assert code == 0 and "stability" in out
     assert [sum(k["mean"] for k in s["kinds"].values()) for s in found] == [4, 8]
     assert all(0 <= s["stability"] <= 1 and s["seeds"] == 2 for s in found)
     assert (home / "outputs" / "many" / "heads.html").is_file()
-    assert toymha("heads", "run=outputs/many", "probe=depth")[0] == 0
+    assert toymha("heads", "run=outputs/many", "probe=depth", "threads=1")[0] == 0
 
 
 # Along training
@@ -210,7 +215,7 @@ def test_watched_and_resumed(home):
 
 def test_pruned_run_is_an_ordinary_run(outputs, toymha):
     """It has the loss of the masked model, evaluates, resumes training, and is pruned again."""
-    code, out, err = toymha("prune", f"run={outputs.path}", "heads=L0H1,L1H0,L1H1,L1H2,L1H3")
+    code, out, err = toymha("prune", f"run={outputs.path}", "heads=L0H1,L1H0,L1H1,L1H2,L1H3", "threads=1")
     assert code == 0, err
     (path,) = runs.Path("outputs/prune").rglob("seed=0")
     small = Run.load(path)
@@ -222,11 +227,13 @@ def test_pruned_run_is_an_ordinary_run(outputs, toymha):
     assert small.status == "done" and small.summary["parameters"] < outputs.summary["parameters"]
     for said in ("parameters", "FLOPs", "KV cache", "decoding", "validation loss", "L1H3"):
         assert said in out
-    code, said, _ = toymha("eval", f"run={path}")
+    code, said, _ = toymha("eval", f"run={path}", "threads=1")
     assert code == 0 and f"{masked:.4f}" in said
     assert toymha("heads", f"run={path}", *QUICK)[0] == 0
     assert list(json.loads((path / "heads" / "heads.json").read_text())["heads"]) == ["L0H0", "L0H2", "L0H3"]
-    code, _, err = toymha("prune", f"run={path}", "share=0.34", "by=gradient", "tokens=640", "name=again", "steps=20")
+    code, _, err = toymha(
+        "prune", f"run={path}", "share=0.34", "by=gradient", "tokens=640", "name=again", "steps=20", "threads=1"
+    )
     assert code == 0, err
     (path,) = runs.Path("outputs/again").rglob("seed=0")
     again = Run.load(path)
@@ -237,7 +244,7 @@ def test_pruned_run_is_an_ordinary_run(outputs, toymha):
 
 
 def prune_words(small):
-    return [f"run={small.path}", "share=0.34", "by=gradient", "tokens=640", "name=again", "steps=20"]
+    return [f"run={small.path}", "share=0.34", "by=gradient", "tokens=640", "name=again", "steps=20", "threads=1"]
 
 
 @pytest.mark.parametrize(

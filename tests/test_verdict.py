@@ -548,7 +548,7 @@ def test_the_names_of_kinds_and_measures_are_those_of_the_analyses():
     assert set(metrics.KINDS) == set(kinds.kinds(()))
     families = {kinds.family(k) for k in (*metrics.KINDS, "a relation")}
     assert families == {*metrics.FAMILIES, "other"} and not families & set(metrics.KINDS) - {"other"}
-    assert tuple(importance.MEASURES) == metrics.MEASURES and tuple(prune.ORDERS) == metrics.ORDERS
+    assert tuple(importance.MEASURES) == metrics.MEASURES
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def heads(words: list[str], flags: Flags) -> int:
         o, rest = options("heads", own, flags), [w for w in words if w not in own or w.startswith("seed=")]
     from toymha.heads import heads as look
 
-    return look(o, rest)
+    return look(o, {w.partition("=")[0] for w in own}, rest)
 
 
 def prune(words: list[str], flags: Flags) -> int:

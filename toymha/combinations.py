@@ -41,9 +41,9 @@ def check(c: Config) -> None:
         raise UserError("the run would never end: give budget.steps, budget.tokens or budget.minutes")
     if 0 < b.decode_tokens < 64:
         raise UserError(f"budget.decode_tokens={b.decode_tokens} must be 0 or at least 64: fewer cannot be timed")
-    if (b.watch or b.heads) and c.seq_len < 16:
+    if (b.watch or b.heads) and c.seq_len < 9:
         what = "budget.heads=true" if b.heads else f"budget.watch={b.watch}"
-        raise UserError(f"{what} looks at positions from the ninth on, so it needs seq_len=16 or more, not {c.seq_len}")
+        raise UserError(f"{what} looks at positions from the ninth on, so it needs seq_len=9 or more, not {c.seq_len}")
     if b.decode_tokens and not c.causal:
         raise UserError(f"budget.decode_tokens={b.decode_tokens} needs causal=true: nothing else can be cached")
 

@@ -208,7 +208,8 @@ def unigram_loss(train: Split, split: Split, vocab_size: int) -> float:
 
 
 def attention_statistics(model: GPT, x_BT: Tensor) -> dict[str, float]:
-    """By layer: standard deviation of the visible scores, and mean entropy of the pattern's rows in nats."""
+    """By layer: standard deviation of the visible scores; of the pattern's rows the mean entropy in nats, the mean
+    largest weight, and the gradient that passes the softmax, 1 - sum p^2 (the trace of its Jacobian)."""
     out: dict[str, float] = {}
 
     def watch(layer: int, attn: Attention) -> None:
@@ -218,7 +219,10 @@ def attention_statistics(model: GPT, x_BT: Tensor) -> dict[str, float]:
             out[f"scores_std/layer{layer}"] = scores_BHTS[..., visible].float().std().item()
 
         def on_pattern(_m: nn.Module, _i: Any, pattern_BHTS: Tensor) -> None:
-            out[f"entropy/layer{layer}"] = torch.special.entr(pattern_BHTS.float()).sum(-1).mean().item()
+            pattern_BHTS = pattern_BHTS.float()
+            out[f"entropy/layer{layer}"] = torch.special.entr(pattern_BHTS).sum(-1).mean().item()
+            out[f"largest/layer{layer}"] = pattern_BHTS.amax(-1).mean().item()
+            out[f"passed/layer{layer}"] = 1 - pattern_BHTS.square().sum(-1).mean().item()
 
         handles.append(attn.scores.register_forward_hook(on_scores))
         handles.append(attn.pattern.register_forward_hook(on_pattern))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +22,67 @@ from toymha.model.gpt import GPT
 from toymha.opened import Opened, open_run
 from toymha.report import columns
 from toymha.schema import UserError, nearest
+from toymha.start import first_weights
 
 SCORES = ("previous", "begin", "entropy", "duplicate", "induction")  # of each head, in the terminal
 
 
-def heads(o: Any, words: Sequence[str]) -> int:
-    """`o`: options.HeadsOptions; `words`: of a model to be made, where no run is given. Raises UserError."""
+OF_PROBES = {"run", "probe", "seed", "device", "threads", "weights", "steps"}  # options that mean something to each
+OF_FOLDERS = {"run", "probe", "parts", "tokens", "gate_steps", "rounds", "random_orders", "seed", "device", "threads"}
+OF_FOLDERS |= {"weights"}
+
+
+def heads(o: Any, typed: Collection[str], words: Sequence[str]) -> int:
+    """`o`: options.HeadsOptions, of which `typed` were given; `words`: of a model to be made, where no run is given.
+
+    Raises UserError.
+    """
     for part in o.parts or ():
         if part not in PARTS:
             raise UserError(f"parts={part}: must be one of {', '.join(PARTS)}{nearest(part, PARTS)}")
     if o.run is not None and words:
         raise UserError(f"{words[0]}: run= has a model already; leave one of the two out")
+    if o.probe:
+        refuse(set(typed) - OF_PROBES, f"probe={o.probe}")
     if o.run is not None and not (Path(o.run).expanduser() / "run.json").is_file() and list(runs.find(o.run)):
+        refuse(set(typed) - OF_FOLDERS, "a folder of runs")
         from toymha.analysis.folder import folder_of_runs
 
         return folder_of_runs(o)
+    if o.run is None and "weights" in typed:
+        refuse({"weights"}, "a model that was never trained")
     opened, where = open_model(o, words)
+    if o.text is not None and not len(opened.corpus.tokenizer.encode(o.text)):
+        raise UserError("text= is empty: nothing to draw")
+    where.mkdir(parents=True, exist_ok=True)  # before minutes of work
     if o.probe:
         return probing.probe(o, opened, where)
-    if o.text is not None:
-        opened.corpus.tokenizer.encode(o.text)  # before anything else is done
-    found = study_of(o, opened, name_of(opened, where))
+    return look(o, opened, where)
+
+
+def refuse(extra: Collection[str], what: str) -> None:
+    if extra:
+        raise UserError(f"{sorted(extra)[0]}= says nothing about {what}; leave it out")
+
+
+def look(o: Any, opened: Opened, where: Path) -> int:
+    """Study one model and write what was found."""
+    whole = o.parts is None
+    found = study_of(o, opened, str(where.parent if where.name == "heads" else where))
     print("\n".join(text(found)), flush=True)
-    along = opened.run.rows() if opened.run else []
-    paths, notes = write_study(where, found, along)
+    if not whole:
+        where = where / ",".join(p for p in PARTS if p in o.parts)  # what was found of everything stays
+    shutil.rmtree(where / "maps", ignore_errors=True)
+    paths, notes = write_study(where, found, opened.run.rows() if opened.run else [])
     runs.write_json(where / "heads.json", as_json(found))
-    if opened.run:
+    if opened.run and whole:
         from toymha.log import write_images
 
-        step = opened.run.summary.get("step", 0)
+        summary = opened.run.summary
+        step = summary["best"]["step"] if o.weights == "best" else summary["step"]
         write_images(opened.run, step, {f"maps/{p.stem}": p for p in paths if p.suffix == ".png"})
+        if o.weights == "last":
+            opened.run.update(heads=numbers(found))  # where reports and statements look for it
     for note in notes:
         print(f"note    {note}")
     print(f"page    {quote(where / 'heads.html')}")
@@ -58,30 +90,31 @@ def heads(o: Any, words: Sequence[str]) -> int:
 
 
 def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
-    """(the model, the folder for what is found). Raises UserError."""
+    """(the model, the folder for what is found). A model that is not trained has no run. Raises UserError."""
     if o.run is not None:
         opened = open_run(o.run, weights=o.weights, device=o.device, precision="fp32", threads=o.threads)
         folder = Path(o.run).expanduser() / "heads"
-        if o.steps == 0:
-            fresh = GPT(dataclasses.replace(opened.config, start=None), opened.corpus.tokenizer.vocab_size)
-            return dataclasses.replace(opened, model=fresh.to(opened.device).eval()), folder / "untrained"
-        return opened, folder
+        if o.steps is None:
+            return opened, folder
+        c, corpus = opened.config, opened.corpus
+        fresh = GPT(c, corpus.tokenizer.vocab_size)
+        if c.start:
+            fresh.load_state_dict(first_weights(c, corpus))
+        return dataclasses.replace(opened, run=None, model=fresh.to(opened.device).eval()), folder / "untrained"
     if not words:
         raise UserError(
             "heads needs run=FOLDER, or a model to look at untrained, such as `toymha heads probe=scale model=mha`"
         )
-    (point,) = experiment(words).points
-    c = dataclasses.replace(point.config, device=o.device, threads=o.threads, precision="fp32")
+    points = experiment(words).points
+    if len(points) > 1:
+        raise UserError(f"heads looks at one untrained model, and these words describe {len(points)}")
+    c = dataclasses.replace(points[0].config, device=o.device, threads=o.threads, precision="fp32")
     corpus = load_corpus(c.data)
     check_lengths(corpus, c.seq_len)
     device, precision = set_up(c)
     model = GPT(c, corpus.tokenizer.vocab_size).to(device).eval()
-    folder = Path(c.output_dir) / "heads" / f"{point.label},untrained" / f"seed={c.seed}"
+    folder = Path(c.output_dir) / "heads" / f"{points[0].label},untrained" / f"seed={c.seed}"
     return Opened(None, c, model, corpus, device, precision), folder
-
-
-def name_of(opened: Opened, where: Path) -> str:
-    return f"{opened.run.path}" if opened.run and where.name == "heads" else f"{where} (untrained)"
 
 
 def study_of(o: Any, opened: Opened, name: str) -> Study:
@@ -132,7 +165,8 @@ def text(found: Study) -> list[str]:
     if found.importance:
         ranks = ", ".join(f"{a} and {b} {rho:.2f}" for (a, b), rho in found.importance.correlations.items())
         lines.append(f"ranks       correlation of the measures over heads: {ranks}")
-    return [*lines, *pruning_lines(found), *(f"note        {n}" for n in found.notes)]
+    notes = [*found.notes, *([found.passage.note] if found.passage and found.passage.note else [])]
+    return [*lines, *pruning_lines(found), *(f"note        {n}" for n in notes)]
 
 
 def head_line(found: Study) -> list[str]:

@@ -88,7 +88,8 @@ class Lab:
         row |= attention_statistics(self.model, self.corpus.splits["val"].tokens[at_WT - 1].long().to(self.device))
         if c.budget.sample_tokens and step:
             row["sample"] = self.sample()
-        if c.budget.watch and step % (c.budget.watch * c.budget.eval_every) == 0:
+        every = c.budget.watch and c.budget.watch * c.budget.eval_every
+        if every and (step % every == 0 or step == c.max_steps):
             from toymha.analysis.watch import watch  # matplotlib takes half a second
 
             scores, maps = watch(self.model, c, self.corpus, self.run.path / "watch" / f"step={step}")
@@ -113,10 +114,9 @@ class Lab:
 
     def heads(self) -> dict[str, Any]:
         """What `toymha heads` would find, as numbers."""
-        from toymha.analysis.study import Subject, numbers, study
+        from toymha.analysis.study import heads_of_run
 
-        parts = ("census", "likeness", "importance", "pruning")
-        return numbers(study(Subject(self.model, self.run.config, self.corpus), "", parts, lambda _: self.stop.check()))
+        return heads_of_run(self.model, self.run.config, self.corpus, self.stop.check)
 
     def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
         c, losses = self.run.config, self.state["losses"]

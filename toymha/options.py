@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toymha.help import COMPLETION
+from toymha.metrics import ORDERS
 from toymha.schema import key
 
 
@@ -86,7 +87,7 @@ class PruneOptions:
     heads: list[str] | None = key("or their names, such as L0H1,L2H3", default=None)
     by: str = key(
         "what importance is: zeroed or mean (leave one out), gradient, gates, or random",
-        choices=("zeroed", "mean", "gradient", "gates", "random"),
+        choices=ORDERS,
         default="zeroed",
     )
     steps: int = key("training steps afterwards", low=0, default=0)

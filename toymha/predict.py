@@ -32,8 +32,8 @@ class Pace:
     """Seconds of one training step, of one look, and of what is done once in a run.
 
     A look is an evaluation with its statistics, the sample and the checkpoint. Once: reading the text, building the
-    model, evaluating the whole splits (of the last weights; where others were the best, theirs come on top) and
-    timing the decoding.
+    model, evaluating the whole splits (of the last weights; where others were the best, theirs come on top),
+    timing the decoding and studying the heads, where that is asked for.
     """
 
     step: float
@@ -131,10 +131,12 @@ def _duration(plan: Plan, n: int, paces: dict[str, Pace]) -> float:
 def kind_of(c: Config) -> str:
     """What runs of equal pace have in common: all but seeds, lengths and what is neither size nor shape."""
     sizes = (c.n_layer, c.dim, c.n_head, c.G, c.D, c.Dv, c.F, c.vocab_size)
-    switches = (c.mlp, c.norm, c.norm_position, c.pos, c.w_o, c.tied_heads, c.score_scale, c.causal)
+    switches = (c.mlp, c.norm, c.norm_position, c.pos, c.w_o, c.tied_heads, c.score_scale, c.causal, repr(c.kept_heads))
     dropout = (c.attn_dropout > 0, c.resid_dropout > 0)
     work = (c.seq_len, c.batch_size, c.grad_accum, c.optim.name, c.data, c.precision, c.compile)
-    return repr((sizes, switches, dropout, work, c.budget.eval_tokens, c.budget.sample_tokens, c.budget.decode_tokens))
+    b = c.budget
+    looks = (b.eval_tokens, b.sample_tokens, b.decode_tokens, b.heads, b.watch)
+    return repr((sizes, switches, dropout, work, looks))
 
 
 def shortened(p: Point, folder: str, threads: int) -> Point:
@@ -148,8 +150,10 @@ def shortened(p: Point, folder: str, threads: int) -> Point:
 
 def trial(point: Point, stop: Any) -> Pace | str:
     """In a worker: the pace of one point, or what went wrong."""
+    from toymha.analysis.study import heads_of_run
     from toymha.bench import decoding_speed
     from toymha.device import set_up
+    from toymha.model.gpt import GPT
     from toymha.stop import Interrupted
     from toymha.train import check_data, train_point
 
@@ -166,7 +170,10 @@ def trial(point: Point, stop: Any) -> Pace | str:
     if len(clock.asked) <= STEPS:
         return runs.Run(runs.folder(c, point.label), c).summary.get("error", "it did not get far enough")
     began = time.perf_counter()
-    decoding_speed(c, corpus.tokenizer.vocab_size, *set_up(c))
+    device, precision = set_up(c)
+    decoding_speed(c, corpus.tokenizer.vocab_size, device, precision)
+    if c.budget.heads:
+        heads_of_run(GPT(c, corpus.tokenizer.vocab_size).to(device), c, corpus, stop.check)
     sizes = {name: len(split.tokens) for name, split in corpus.splits.items()}
     tokens = sizes["val"] + sizes.get("test", 0)
     looks_at_end = tokens / min(c.budget.eval_tokens, sizes["val"])

@@ -10,12 +10,13 @@ from typing import Any
 
 from toymha import cost, runs
 from toymha.analysis.capture import heads_of
-from toymha.analysis.importance import MEASURES, importance, order_of
+from toymha.analysis.importance import importance, order_of
 from toymha.analysis.results import Head
 from toymha.bench import decode_tokens_per_s
 from toymha.compose import Point, folder_name
 from toymha.config import Config
 from toymha.console import quote
+from toymha.device import arithmetic
 from toymha.model.gpt import GPT
 from toymha.opened import Opened, open_run
 from toymha.report import columns
@@ -36,8 +37,10 @@ def prune(o: Any) -> tuple[Point, Opened]:
     there = heads_of(opened.model)
     c = opened.config
     kept = [[h.head for h in there if h.layer == layer and h not in going] for layer in range(c.n_layer)]
-    label = f"heads={len(there) - len(going)}of{c.n_layer * c.n_head},by={o.by if o.heads is None else 'hand'}"
-    label += f",steps={o.steps}" if o.steps else ""
+    how = f"without={'+'.join(h.name for h in sorted(going))}"
+    if o.heads is None:
+        how = f"by={o.by}" + (f",order={o.seed}" if o.by in ("random", "gates") else "")
+    label = f"heads={len(there) - len(going)}of{c.n_layer * c.n_head},{how}" + (f",steps={o.steps}" if o.steps else "")
     source = Path(o.run).expanduser()
     new = dataclasses.replace(
         c,
@@ -50,7 +53,7 @@ def prune(o: Any) -> tuple[Point, Opened]:
         optim=tuned_down(c, o),
         sweep=None,
     )
-    return Point(new, label, dict(opened.run.info["choices"]) if opened.run else {}), opened
+    return Point(new, folder_name(label), dict(opened.run.info["choices"]) if opened.run else {}), opened
 
 
 def tuned_down(c: Config, o: Any) -> Any:
@@ -86,9 +89,6 @@ def chosen(o: Any, opened: Opened) -> set[Head]:
     return set(order_of(measured, o.by)[:count])
 
 
-ORDERS = (*MEASURES, "random")
-
-
 def comparison(before: Opened, after: Run) -> list[str]:
     """What went and what is left: a table, before beside after."""
     c, d, V = before.config, after.config, before.corpus.tokenizer.vocab_size
@@ -108,7 +108,7 @@ def comparison(before: Opened, after: Run) -> list[str]:
     rows: list[tuple[str, float, float, str]] = []
     rows.append(("heads", len(heads_of(before.model)), len(heads_of(model)), ",.0f"))
     rows += [(name, old_cost, new_cost, ",.0f") for name, old_cost, new_cost in zip(names, *costs)]
-    if c.causal and c.seq_len >= 64:
+    if c.causal and c.seq_len >= 16:
         old_speed, new_speed = (decoding(m, c.seq_len, before) for m in (before.model, model))
         rows.append((f"decoding, tokens/s ({BATCH} at a time)", old_speed, new_speed, ",.0f"))
     for split, name in (("val", "validation"), ("test", "test")):
@@ -124,7 +124,8 @@ def comparison(before: Opened, after: Run) -> list[str]:
 def decoding(model: GPT, seq_len: int, opened: Opened) -> float:
     """Tokens per second with a cache that fills up to the context length."""
     new = max(1, seq_len // 32)
-    return decode_tokens_per_s(model, BATCH, seq_len - new, new, opened.device)
+    with arithmetic(opened.precision, opened.device):
+        return decode_tokens_per_s(model, BATCH, seq_len - new, new, opened.device)
 
 
 def prune_run(o: Any) -> int:
@@ -139,7 +140,7 @@ def prune_run(o: Any) -> int:
         print("\n" + "\n".join(comparison(before, after)))
         gone = sorted(set(heads_of(before.model)) - {Head(n, h) for n, k in enumerate(kept_of(after)) for h in k})
         print(f"\nwithout  {', '.join(h.name for h in gone)}")
-        print(f"again    toymha prune run={quote(path)} share=0.25")
+        print(f"heads    toymha heads run={quote(path)}")
     return outcome
 
 

@@ -44,9 +44,12 @@ FOLDERS = ("heads", "watch")  # pictures and numbers of the heads: of `toymha he
 FINISHED = ("done", "diverged")
 
 
-def identity(cfg: Config, data_sha256: str) -> str:
-    """Hash of all that decides the numbers of a run: its keys without output and machine, and the text itself."""
-    values = values_of(cfg, data_sha256) | {"data.path": None}
+def identity(cfg: Config, data_sha256: str, path: Path | None = None) -> str:
+    """Hash of all that decides the numbers of a run: its keys without output and machine, and the text itself.
+
+    `path`: the run's folder, see `values_of`.
+    """
+    values = values_of(cfg, data_sha256, path) | {"data.path": None}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -76,7 +79,7 @@ class Run:
 
         Raises UserError when another process trains there, or when the folder holds a different run.
         """
-        run = cls(path, cfg, describe(cfg, data_sha256) | info)
+        run = cls(path, cfg, describe(cfg, data_sha256, path) | info)
         created = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -208,9 +211,14 @@ class Run:
 
     def load_weights(self, name: str) -> dict[str, Any]:
         """Raises UserError when the run has not got that far."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(self.weights_file(name))
+        path = self.weights_file(name)
+        try:
+            return load_file(path)
+        except SafetensorError as e:
+            raise UserError(f"{path} is damaged: {e}") from None
 
     def weights_file(self, name: str) -> Path:
         path = self.path / f"{name}.safetensors"
@@ -293,12 +301,23 @@ def state_of(path: Path, cfg: Config, data_sha256: str) -> str:
     """`new`, or the status of the run in the folder. Raises UserError on a different run, unless cfg.overwrite."""
     if cfg.overwrite or not (path / "run.json").is_file():
         return "new"
-    conflict(path, {"identity": identity(cfg, data_sha256), "values": values_of(cfg, data_sha256)})
+    values = values_of(cfg, data_sha256, path)
+    conflict(path, {"identity": identity(cfg, data_sha256, path), "values": values})
     return Run(path, cfg).status
 
 
-def values_of(cfg: Config, data_sha256: str) -> dict[str, Any]:
-    start = weights_sha256(cfg.start) if cfg.start else None  # what it begins with, wherever that lies
+def values_of(cfg: Config, data_sha256: str, path: Path | None = None) -> dict[str, Any]:
+    """The keys with their values; of `start` the weights themselves. Where they have gone since the run in the folder
+    `path` began, it is taken at its word. Raises UserError where nothing is known of them."""
+    start = None
+    if cfg.start:
+        try:
+            start = weights_sha256(cfg.start)
+        except UserError:
+            known = read_json(path / "run.json")["values"] if path and (path / "run.json").is_file() else {}
+            if cfg.overwrite or not known.get("start"):
+                raise
+            start = known["start"]
     return config.identity_values(cfg) | {"start": start, "data.sha256": data_sha256}
 
 
@@ -307,11 +326,11 @@ def weights_sha256(path: str | Path) -> str:
     return hashlib.sha256(Run.load(path).weights_file("model").read_bytes()).hexdigest()
 
 
-def describe(cfg: Config, data_sha256: str) -> dict[str, Any]:
+def describe(cfg: Config, data_sha256: str, path: Path) -> dict[str, Any]:
     """The contents of run.json that do not depend on torch."""
     return {
-        "identity": identity(cfg, data_sha256),
-        "values": values_of(cfg, data_sha256),
+        "identity": identity(cfg, data_sha256, path),
+        "values": values_of(cfg, data_sha256, path),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(sys.argv),
         "folder": os.getcwd(),

@@ -35,7 +35,7 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
     """
     c = point.config
     corpus = check_data(c)
-    if c.start:
+    if c.start and not (folder(c, point.label) / "checkpoint.pt").is_file():
         first_weights(c, corpus)  # before a folder is made
     device, precision = set_up(c)
     about = {"choices": point.choices, "label": point.label, "device": str(device), "precision": precision}

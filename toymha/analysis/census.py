@@ -27,7 +27,7 @@ from toymha.seeds import stream, stream_seed
 
 LONGEST = 128  # tokens of a sequence, or the model's context where that is shorter: patterns grow with its square
 AT_ONCE = 8  # sequences in one forward pass; it changes no result
-NULL_TOKENS = 1024  # of text, and of random sequences, that each untrained model reads
+NULL_TOKENS = 2048  # of text, and of random sequences, that each untrained model reads
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,19 @@ def census(model: GPT, c: Config, corpus: Corpus, *, sequences: int = 32, untrai
     """The kind of each head of `model`, whose configuration is `c`, on `sequences` windows of the validation text (all
     of them, where there are fewer) and as many repeated random sequences.
 
-    The null are the heads of `untrained` (1 or more) models of the same shape with other initial weights. A head's z is
+    The null are the heads of `untrained` (2 or more) models of the same shape with other initial weights. A head's z is
     the distance of its score from their mean in their standard deviations, all on the same sequences: the first ones,
-    up to NULL_TOKENS. The false positives are those of the same heads, so mean and deviation contain the head that is
-    judged. A score of which these sequences have no example is left out: nothing is known of its chance.
+    up to NULL_TOKENS. The false positives are those of the untrained heads themselves, each model judged by the others.
+    A score of which these sequences have no example is left out: nothing is known of its chance. Small initial weights
+    make patterns so even that untrained heads hardly differ, and z in the hundreds is common; then the threshold of the
+    weight decides alone, so each rule also says what the untrained heads reach.
 
     `seed` draws the random sequences and the untrained weights. 4 layers of 8 heads, dim 256, T = 128 take 8 seconds
     of processor time. Raises UserError for a context in which no row is left to count, for too short a text, and for a
     model whose patterns are not finite.
     """
-    if sequences < 1 or untrained < 1:
-        raise UserError(f"a census with sequences={sequences} and untrained={untrained}: both must be 1 or more")
+    if sequences < 1 or untrained < 2:
+        raise UserError(f"a census with sequences={sequences} and untrained={untrained}: at least 1 and 2")
     device, V = next(model.parameters()).device, corpus.tokenizer.vocab_size
     data = material(c, corpus, sequences, seed)
     found = measure(model, data)
@@ -90,15 +92,16 @@ def census(model: GPT, c: Config, corpus: Corpus, *, sequences: int = 32, untrai
         with torch.random.fork_rng(devices=[]):  # torch fills new matrices by chance before the model does
             other = GPT(replace(c, init_seed=stream_seed(seed, "untrained", i)), V)
         nulls.append(measure(other.to(device), read))
-    null = Measured(
-        {name: torch.cat([n.scores[name] for n in nulls], 1) for name in nulls[0].scores},
-        [offset for n in nulls for offset in n.offsets],
-    )
-    null_M = null.summary()[0]
-    chance = [k.kind for k in _kinds(null, _deviations(null_M, null_M), data.relations)]
+    null_M = _all_of(nulls).summary()[0]
+    chance = []
+    for i, n in enumerate(nulls):
+        others_M = _all_of([*nulls[:i], *nulls[i + 1 :]]).summary()[0]
+        chance += [k.kind for k in _kinds(n, _deviations(n.summary()[0], others_M), data.relations)]
     z_N = _deviations(found.summary(few)[0], null_M)
     rates = {kind: chance.count(kind) / max(1, len(chance)) for kind in kinds.kinds(data.relations)}
     rules = kinds.rules(data.relations)
+    for kind, reached in kinds.reached(null_M, data.relations).items():
+        rules[kind] += f", which have {reached:.2g} at the most" if kind != "scattered" else f" ({reached:.2g} or more)"
     for kind in ("uniform", "other"):
         rules[kind] += f"; {rates.pop(kind):.1%} of the untrained heads are"
     return Census(
@@ -109,6 +112,12 @@ def census(model: GPT, c: Config, corpus: Corpus, *, sequences: int = 32, untrai
         untrained_heads=len(chance),
         sequences=len(data.text_BT),
     )
+
+
+def _all_of(parts: Sequence[Measured]) -> Measured:
+    """The heads of several models as those of one."""
+    scores = {name: torch.cat([p.scores[name] for p in parts], 1) for name in parts[0].scores}
+    return Measured(scores, [offset for p in parts for offset in p.offsets])
 
 
 def _deviations(mean_N: dict[str, Tensor], null_M: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -134,7 +143,7 @@ def material(c: Config, corpus: Corpus, sequences: int, seed: int) -> Material:
     if T <= kinds.FIRST:
         raise UserError(
             f"seq_len={T}: a census of heads leaves out the first {kinds.FIRST} positions, "
-            f"where there is little to choose from, so it needs seq_len={2 * kinds.FIRST} or more"
+            f"where there is little to choose from, so it needs seq_len={kinds.FIRST + 1} or more"
         )
     at_BT = _spread(split, T, sequences)
     text_BT = split.tokens[at_BT - 1].long()

@@ -7,11 +7,11 @@ with two or three keys to choose from, every head looks along the diagonal and a
 
 The kinds, and their families after Voita et al. 2019 (arXiv:1905.09418, section 5: positional, syntactic, rare words):
 
-    positional  diagonal, previous token, offset (any other fixed distance), begin (a fixed place, whatever is there)
+    positional  previous token, offset (any other fixed distance but 0)
     syntactic   the relations that a generated text plants, each a kind with its own name
     rare-word   rare
-    other       induction, duplicate (both look for equal tokens, for which Voita et al. have no class), uniform (no
-                preference at all), scattered, other
+    other       what Voita et al. have no class for: diagonal (the token itself) and begin, where heads rest; induction
+                and duplicate, which look for equal tokens; uniform, scattered, other
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ERRORS = 2  # standard errors by which a weight must be above HELD
 SURE = 4.0  # z that every kind but `uniform` and `other` needs
 
 FAMILY = {
-    **dict.fromkeys(("previous token", "diagonal", "offset", "begin"), "positional"),
-    **dict.fromkeys(("duplicate", "induction", "uniform", "scattered", "other"), "other"),
+    **dict.fromkeys(("previous token", "offset"), "positional"),
+    **dict.fromkeys(("diagonal", "begin", "duplicate", "induction", "uniform", "scattered", "other"), "other"),
     "rare": "rare-word",
 }
 PLACES = {  # kind -> its score, and the places in words; the order decides between equals, so the general comes first
@@ -231,6 +231,12 @@ def rules(relations: Sequence[str]) -> dict[str, str]:
     )
     out["other"] = "none of these"
     return {kind: out[kind] for kind in kinds(relations)}
+
+
+def reached(null_M: Mapping[str, Tensor], relations: Sequence[str]) -> dict[str, float]:
+    """Kind -> the largest score of untrained heads (`scattered`: the least entropy), of the scores they have."""
+    out = {kind: float(null_M[score].max()) for kind, score in _candidates(relations).items() if score in null_M}
+    return out | {"scattered": float(null_M["entropy"].min())}
 
 
 def deviations(value_N: Tensor, null_M: Tensor) -> Tensor:

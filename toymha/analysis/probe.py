@@ -35,7 +35,6 @@ class ScaleStudy:
     textbook: dict[int, Products]
     untrained: dict[int, Products]
     logged: dict[str, Rows] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class DepthStudy:
     about: list[tuple[str, str]]
     probe: DepthProbe
     logged: dict[str, Rows] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 # Numbers
@@ -234,7 +232,7 @@ def scale_text(study: ScaleStudy) -> list[str]:
     out += ["independent q and k of unit variance:", *columns(head_dim_cells(study.textbook), 2), ""]
     if study.untrained:
         out += ["untrained, by head_dim:", *columns(head_dim_cells(study.untrained), 2), ""]
-    return out + wrapped([*scale_says(study), *study.notes])
+    return out + wrapped(scale_says(study))
 
 
 # probe=depth
@@ -308,7 +306,7 @@ def depth_text(study: DepthStudy) -> list[str]:
         lines = depth_cells(DepthProbe({name: d}))
         lines[0] = ["behind", "stream", "gradient by block", "gradient by stream"]
         out += [f"{name} (loss {d.loss:.4f})", *columns(lines, 1), ""]
-    return out + wrapped([*depth_says(study), *study.notes])
+    return out + wrapped(depth_says(study))
 
 
 def wrapped(sentences: Iterable[str]) -> list[str]:

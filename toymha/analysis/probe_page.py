@@ -50,7 +50,7 @@ def write_probe(folder: str | Path, study: ScaleStudy | DepthStudy) -> Path:
         kind, question, says, parts = "depth", DEPTH_QUESTION, probe.depth_says(study), depth_parts(study)
     over = f"probe={kind}"
     return write_parts(
-        Path(folder) / f"probe_{kind}.html", study.name, over, question, says, parts, study.about, study.notes
+        Path(folder) / f"probe_{kind}.html", study.name, over, question, says, parts, study.about
     )
 
 
@@ -62,11 +62,10 @@ def write_parts(
     says: Sequence[str],
     parts: Sequence[Part],
     about: Sequence[tuple[str, str]] = (),
-    notes: Sequence[str] = (),
 ) -> Path:
     """A page of sections under a question and sentences that answer it; `over`: the kind of page, beside its title."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"title": title, "over": over, "question": question, "says": says, "about": about, "notes": notes}
+    facts = {"title": title, "over": over, "question": question, "says": says, "about": about}
     runs.write_text(path, render("parts.html", **facts, parts=parts))
     return path
 
@@ -237,6 +236,8 @@ def _growths(logged: dict[str, probe.Rows]) -> list[Part]:
 SCALE_TAGS = {
     "scores_std": ("Standard deviation of the scores", "after the division", False),
     "entropy": ("Entropy of the pattern's rows", "nats", False),
+    "largest": ("Largest weight of a row", "mean over rows", False),
+    "passed": ("Gradient that passes the softmax", "1 less the sum of squared weights", False),
 }
 DEPTH_TAGS = {
     "grad_norm": ("Gradient by a block's parameters", "Euclidean norm", True),

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toymha.analysis.losses import sequences
 from toymha.analysis.probe import DepthStudy, Rows, ScaleStudy, depth_text, scale_text
 from toymha.analysis.probe_depth import depth
 from toymha.analysis.probe_page import write_probe
 from toymha.analysis.probe_scale import scale, textbook, untrained
-from toymha.analysis.study import SEQUENCES, Subject, about
+from toymha.analysis.study import Subject, about
 from toymha.console import quote
 from toymha.opened import Opened
 
@@ -19,26 +18,23 @@ Logged = dict[str, Rows]  # name of a run -> its rows
 
 
 def _scale(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[ScaleStudy, list[str]]:
-    c, V, (x_BT, _) = opened.config, opened.corpus.tokenizer.vocab_size, _batch(opened)
+    s, c, V = subject(opened), opened.config, opened.corpus.tokenizer.vocab_size
+    x_BT, _, _ = s.batch()
     fresh = untrained(c, V, x_BT)
-    facts = about(Subject(opened.model, c, opened.corpus))
-    found = ScaleStudy(name, facts, scale(opened.model, c, x_BT), textbook(seed=o.seed), fresh, logged)
+    found = ScaleStudy(name, about(s), scale(opened.model, c, x_BT), textbook(seed=o.seed), fresh, logged)
     return found, scale_text(found)
 
 
 def _depth(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[DepthStudy, list[str]]:
-    c, V, (x_BT, y_BT) = opened.config, opened.corpus.tokenizer.vocab_size, _batch(opened)
-    trained = opened.model if opened.run and o.steps is None else None
-    facts = about(Subject(opened.model, c, opened.corpus))
-    found = DepthStudy(name, facts, depth(c, V, x_BT, y_BT, trained), logged)
+    s, c, V = subject(opened), opened.config, opened.corpus.tokenizer.vocab_size
+    x_BT, y_BT, _ = s.batch()
+    trained = opened.model if opened.run else None
+    found = DepthStudy(name, about(s), depth(c, V, x_BT, y_BT, trained), logged)
     return found, depth_text(found)
 
 
-def _batch(opened: Opened) -> tuple[Any, Any]:
-    """x_BT and y_BT of validation text."""
-    T = opened.config.seq_len
-    first = sequences(opened.corpus.splits["val"], T, SEQUENCES * T, opened.device, SEQUENCES * T)[0]
-    return first.x_WT, first.y_WT
+def subject(opened: Opened) -> Subject:
+    return Subject(opened.model, opened.config, opened.corpus)
 
 
 # What probe= names: a new one is added here.
@@ -48,7 +44,7 @@ PROBES: dict[str, Callable[[Any, Opened, str, Logged], tuple[Any, list[str]]]] =
 def probe(o: Any, opened: Opened, where: Path, logged: Logged | None = None) -> int:
     """Print what was found and write its page into `where`. `logged`: rows of several runs; null: of this one."""
     if logged is None:
-        logged = {str(opened.run.path): opened.run.rows()} if opened.run and o.steps is None else {}
+        logged = {str(opened.run.path): opened.run.rows()} if opened.run else {}
     name = str(opened.run.path if opened.run else where)
     found, lines = PROBES[o.probe](o, opened, name, logged)
     print("\n".join(lines), flush=True)

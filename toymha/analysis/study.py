@@ -19,6 +19,7 @@ from toymha.analysis.capture import capture, heads_of
 from toymha.analysis.census import census
 from toymha.analysis.curves import curves
 from toymha.analysis.importance import GATE_STEPS, importance
+from toymha.analysis.kinds import FIRST, family
 from toymha.analysis.likeness import likeness
 from toymha.analysis.losses import sequences
 from toymha.analysis.results import Head, Importance, Passage, Study
@@ -64,7 +65,7 @@ def passage(s: Subject, _done: Mapping[str, Any]) -> Passage:
     """What every head sees in `text`, or in the first window of the validation split."""
     tokenizer, most = s.corpus.tokenizer, min(s.config.seq_len, LONGEST)
     if s.text is None:
-        ids = s.corpus.splits["val"].tokens[: min(s.show, most)].long()
+        ids = s.corpus.splits["val"].tokens[: s.show].long()
     else:
         ids = torch.from_numpy(tokenizer.encode(s.text)).long()
     note = None
@@ -125,6 +126,7 @@ PARTS: dict[str, Callable[[Subject, Mapping[str, Any]], Any]] = {
     "importance": _importance,
     "pruning": _pruning,
 }
+OF_RUNS = ("census", "likeness", "importance", "pruning")  # what the numbers of a run are made of
 NEEDS = {"pruning": "importance"}
 
 
@@ -132,12 +134,14 @@ def study(s: Subject, name: str, parts: Collection[str] = tuple(PARTS), say: Cal
     """The parts that are asked for, and those that they build on. `say` is told what begins."""
     wanted = {*parts, *(NEEDS[p] for p in parts if p in NEEDS)}
     done: dict[str, Any] = {}
+    notes = [] if heads_of(s.model) else ["the model has no heads"]
     for part, make in PARTS.items():
-        if part in wanted and heads_of(s.model):
+        if part == "census" and part in wanted and s.config.seq_len <= FIRST:
+            notes.append(f"no census: it leaves out {FIRST} positions, and the context is seq_len={s.config.seq_len}")
+        elif part in wanted and heads_of(s.model):
             say(part)
             done[part] = make(s, done)
-    notes = () if heads_of(s.model) else ("the model has no heads",)
-    return Study(name, about(s), heads_of(s.model), notes=notes, **done)
+    return Study(name, about(s), heads_of(s.model), notes=tuple(notes), **done)
 
 
 def about(s: Subject) -> list[tuple[str, str]]:
@@ -157,8 +161,6 @@ def about(s: Subject) -> list[tuple[str, str]]:
 
 def numbers(found: Study) -> dict[str, Any]:
     """What a run's summary keeps of a study, for reports and verdicts: plain numbers."""
-    from toymha.analysis.kinds import family
-
     out: dict[str, Any] = {"n": len(found.heads)}
     if found.census:
         out["kinds"] = found.census.counts()
@@ -176,6 +178,11 @@ def numbers(found: Study) -> dict[str, Any]:
         out["removable"] = found.pruning.removable
         out["curves"] = {name: curve.loss for name, curve in found.pruning.curves.items()}
     return plain(out)
+
+
+def heads_of_run(model: GPT, c: Config, corpus: Corpus, poll: Callable[[], None]) -> dict[str, Any]:
+    """The numbers that training keeps (`budget.heads`). `poll` is called between the parts and may raise."""
+    return numbers(study(Subject(model, c, corpus), "", OF_RUNS, lambda _: poll()))
 
 
 def plain(value: Any) -> Any:
