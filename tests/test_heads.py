@@ -140,7 +140,7 @@ def test_a_text_of_ones_own(outputs, toymha):
     assert toymha("heads", f"run={outputs.path}", "parts=passage", f"text={text}", "threads=1")[0] == 0
     page = (outputs.path / "heads" / "passage" / "heads.html").read_text()
     assert "pepper" in page and "Anna" in page
-    code, out, err = toymha("heads", f"run={outputs.path}", "parts=passage", "text=the cat miaows")
+    code, _, err = toymha("heads", f"run={outputs.path}", "parts=passage", "text=the cat miaows")
     assert code == 2 and "miaows" in err and err.count("\n") == 1
     assert toymha("heads", f"run={outputs.path}", "parts=passage", "text=" + "the cat " * 50)[0] == 0
     assert "first 64 of 100" in (outputs.path / "heads" / "passage" / "heads.html").read_text()

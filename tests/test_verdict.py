@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import scipy.stats
 
-from toymha import caveats, metrics, prune
+from toymha import caveats, metrics
 from toymha.analysis import importance, kinds
 from toymha.metrics import METRICS, Result, metric
 from toymha.report import Report

@@ -46,6 +46,8 @@ def heads(o: Any, typed: Collection[str], words: Sequence[str]) -> int:
         refuse(set(typed) - OF_PROBES, f"probe={o.probe}")
     if o.run is not None and not (Path(o.run).expanduser() / "run.json").is_file() and list(runs.find(o.run)):
         refuse(set(typed) - OF_FOLDERS, "a folder of runs")
+        if set(o.parts or ()) - {"census", "pruning"}:
+            raise UserError(f"parts={','.join(o.parts)}: of a folder of runs there are census and pruning")
         from toymha.analysis.folder import folder_of_runs
 
         return folder_of_runs(o)

@@ -1,4 +1,5 @@
-"""`toymha heads run=FOLDER` of many runs: which kinds of heads each setting has, over seeds, and how stable that is."""
+"""`toymha heads run=FOLDER` of many runs: which kinds of heads each setting has over seeds, how stable that is, and
+what is lost as heads go, where the runs keep it (`budget.heads`) or it is asked for (`parts=pruning`)."""
 
 from __future__ import annotations
 
@@ -9,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from toymha import runs
+from toymha.analysis import over_seeds
 from toymha.analysis.census import Counts, census, census_counts
 from toymha.analysis.probe_page import Cells, Part, write_parts
 from toymha.analysis.probe_plots import Axis, Line, lines, model_styles
 from toymha.analysis.probing import Logged, probe
 from toymha.analysis.results import Census
+from toymha.analysis.study import Subject, study
+from toymha.analysis.study import numbers as numbers_of
 from toymha.console import quote
+from toymha.metrics import Result
 from toymha.opened import open_run
 from toymha.pictures import Picture
 from toymha.report import Report, columns
@@ -34,7 +39,13 @@ class Setting:
     """A row of the folder's report with the censuses of its runs."""
 
     row: Row
-    censuses: list[Census]
+    censuses: Sequence[Census]
+    numbers: Sequence[over_seeds.Numbers | None]
+
+    @property
+    def pruned(self) -> list[over_seeds.Numbers]:
+        """Of the runs whose heads were removed one by one."""
+        return [n for n in self.numbers if n and over_seeds.has_curves(n)]
 
     @property
     def counts(self) -> Counts:
@@ -57,21 +68,43 @@ def folder_of_runs(o: Any) -> int:
         )
         logged: Logged = {row.name: results[0].rows() for row, results in done}
         return probe(o, first, Path(o.run), logged)
-    found = [Setting(row, [_census(o, r.path) for r in results]) for row, results in done]
+    found = [Setting(row, *zip(*(_looked_at(o, r) for r in results))) for row, results in done]
     cells = cells_of([s.counts for s in found])
     print("\n".join(columns(cells, 1)))
     print("kinds of heads: mean over seeds (least-most); stability: overlap of two seeds' counts, 1 the same, 0 none")
+    sections, pruned = _parts(found, cells), {s.row.name: s.pruned for s in found if s.pruned}
+    if pruned:
+        sections += over_seeds.parts(pruned)
+        print("\n" + "\n".join(columns(over_seeds.removable_cells(pruned), 1)))
+        print("share of the heads that can go at less than 1 % perplexity: mean over seeds (least-most)")
+        print("\n" + "\n".join(columns(over_seeds.correlation_cells(pruned), 1)))
+        print("rank correlations of the measures of importance: mean over seeds, 95 % interval")
     where = report.folder
-    write_parts(where / "heads.html", report.folder.name, "kinds of heads", QUESTION, [TOLD], _parts(found, cells))
+    write_parts(where / "heads.html", report.folder.name, "kinds of heads", QUESTION, [TOLD], sections)
     runs.write_json(where / "heads.json", [_json(s) for s in found])
     print(f"page    {quote(where / 'heads.html')}")
     return 0
 
 
-def _census(o: Any, path: Path) -> Census:
-    print(f"{path} ...", file=sys.stderr, flush=True)
-    opened = open_run(str(path), weights=o.weights, device=o.device, precision="fp32", threads=o.threads)
-    return census(opened.model, opened.config, opened.corpus, seed=o.seed)
+def _looked_at(o: Any, result: Result) -> tuple[Census, over_seeds.Numbers | None]:
+    """The census of a run, and its numbers of importance and pruning: those that it keeps, or measured if asked for."""
+    print(f"{result.path} ...", file=sys.stderr, flush=True)
+    opened = open_run(str(result.path), weights=o.weights, device=o.device, precision="fp32", threads=o.threads)
+    found = census(opened.model, opened.config, opened.corpus, seed=o.seed)
+    numbers = result.summary.get("heads") if o.weights == "last" else None
+    if "pruning" in (o.parts or ()):
+        s = Subject(
+            opened.model,
+            opened.config,
+            opened.corpus,
+            tokens=o.tokens,
+            gate_steps=o.gate_steps,
+            random_orders=o.random_orders,
+            rounds=o.rounds,
+            seed=o.seed,
+        )
+        numbers = numbers_of(study(s, "", ("pruning",), lambda _: None))
+    return found, numbers
 
 
 def cells_of(found: Sequence[Counts]) -> list[list[str]]:
