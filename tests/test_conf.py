@@ -45,10 +45,11 @@ def test_budgets_end(budget):
 
 @pytest.mark.parametrize("sweep", choices("sweep"))
 def test_sweeps_compose(sweep):
-    """With at least two settings, each with the same seeds."""
+    """With several settings, each with the same seeds, or with one whose numbers themselves are claimed."""
     made = points([f"sweep={sweep}"])
     seeds = {label: {p.config.seed for p in made if p.label == label} for label in {p.label for p in made}}
-    assert len(seeds) > 1 and len(set(map(frozenset, seeds.values()))) == 1
+    assert len(set(map(frozenset, seeds.values()))) == 1 and min(map(len, seeds.values())) > 1
+    assert len(seeds) > 1 or all(c.absolute for c in made[0].config.sweep.parsed_checks)
     assert made[0].config.sweep.name == sweep and made[0].config.sweep.question.endswith("?")
 
 

@@ -141,8 +141,8 @@ def train(words: list[str], flags: Flags) -> int:
         return train_one(asked.points[0])
 
 
-def train_one(point: Any) -> int:
-    """One run, in this process."""
+def train_one(point: Any, quiet: bool = False) -> int:
+    """One run, in this process; `quiet`: it says nothing of its own."""
     from toymha.console import Console, again
     from toymha.stop import Interrupted, Stop
     from toymha.train import train_point
@@ -151,7 +151,7 @@ def train_one(point: Any) -> int:
         raise UserError(f"workers={point.config.workers} is for sweeps; this is one run, which threads= is for")
     with Stop() as stop:
         try:
-            run = train_point(point, Console(), stop)
+            run = train_point(point, Console(quiet), stop)
         except (Interrupted, KeyboardInterrupt):
             print(f"toymha: interrupted; {again(point.config)}", file=sys.stderr)
             return 128 + (stop.signum or signal.SIGINT)
@@ -224,6 +224,7 @@ def evaluate(words: list[str], flags: Flags) -> int:
 
 def heads(words: list[str], flags: Flags) -> int:
     """What the heads of a model do; without run= of one that the other words describe."""
+    forgot_run(words)
     own = [w for w in words if w.partition("=")[0] in keys(HeadsOptions)]
     given = any(w.startswith("run=") for w in own)
     if given:
@@ -290,6 +291,13 @@ def version(words: list[str], flags: Flags) -> int:
     return 0
 
 
+def forgot_run(words: list[str]) -> None:
+    """Raises UserError for a path without `run=` before it."""
+    for word in words:
+        if (Path(word) / "run.json").is_file() or ("/" in word.partition("=")[0] and not word.startswith("/")):
+            raise UserError(f"{word}: write run={word}")
+
+
 def options(command: str, words: list[str], flags: Flags) -> Any:
     """Words -> the command's options. Raises UserError."""
     from toymha.words import read_value
@@ -298,6 +306,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
         raise UserError(f"`toymha {command}` takes no -m, --cfg or --config-dir")
     spec = COMMANDS[command].options
     known, values = keys(spec), {}
+    if "run" in known:
+        forgot_run(words)
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
@@ -306,6 +316,8 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
             valid = ", ".join(f"{k}=" for k in known)
             raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {valid}")
         f, hint = known[name]
+        if name in values:
+            raise UserError(f"{name} is given twice; keep one of the two")
         values[name] = read_value(word, literal=f.metadata["text"], several=is_list(hint))
     return build(values, spec)
 

@@ -231,6 +231,9 @@ def _check_settings(sweep: Sweep, points: list[Point]) -> None:
     """Raises UserError for a check of a setting that is not trained, before it is too late to say so."""
     settings = [(p.choices, config.plain(p.config)) for p in points]
     for c in sweep.parsed_checks:
+        needed, _, value = metric(c.metric).needs.partition("=")
+        if needed and any(typed(_get(plain, needed)) != value for _, plain in settings):
+            raise UserError(f"sweep={sweep.name}: the check `{c.that}` of {c.metric} needs {needed}={value}")
         for side in c.sides:
             found = [{k: made.get(k) if k in GROUPS else _get(plain, k) for k in side} for made, plain in settings]
             if side in found:

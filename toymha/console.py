@@ -88,6 +88,10 @@ class Console:
         self.say(f"{'frequencies alone':18} loss {s['unigram_loss']:.4f} nats (a model without context){warning}")
         if s.get("sample"):
             self.say("\n" + "\n".join("    " + line for line in s["sample"].splitlines()))
+        if s.get("heads"):
+            kinds = ", ".join(f"{n} {kind}" for kind, n in s["heads"]["kinds"].items())
+            self.say(f"\nheads       {kinds}; {100 * s['heads']['removable']['zeroed']:.0f} % can go at less than 1 %")
+            self.say(f"            toymha heads run={quote(run.path)}")
         self.say(f"\ncurves      tensorboard --logdir {quote(run.config.output_dir)}")
         if len(run.config.data.split) == 3:
             self.say(f"test split  toymha eval run={quote(run.path)} split=test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def arithmetic(precision: str, device: torch.device) -> contextlib.AbstractConte
 
 
 def set_up(c: Config) -> tuple[torch.device, str]:
-    """Device and precision of this run, with its share of the CPU set."""
+    """Device and precision of this run, with its share of the CPU set: `threads`, else OMP_NUM_THREADS, else all."""
     device = pick_device(c.device)
-    torch.set_num_threads(c.threads or cores())
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(c.threads or (int(said) if said.isdigit() and int(said) else cores()))
     return device, pick_precision(c.precision, device)

@@ -70,7 +70,7 @@ def refuse(extra: Collection[str], what: str) -> None:
 def look(o: Any, opened: Opened, where: Path) -> int:
     """Study one model and write what was found."""
     whole = o.parts is None
-    found = study_of(o, opened, str(where.parent if where.name == "heads" else where))
+    found = study_of(o, opened, f"{where.parent}" if where.name == "heads" else f"{where.as_posix()}")
     print("\n".join(text(found)), flush=True)
     if not whole:
         where = where / ",".join(p for p in PARTS if p in o.parts)  # what was found of everything stays
@@ -97,7 +97,7 @@ def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
         opened = open_run(o.run, weights=o.weights, device=o.device, precision="fp32", threads=o.threads)
         folder = Path(o.run).expanduser() / "heads"
         if o.steps is None:
-            return opened, folder
+            return opened, folder / "best" if o.weights == "best" else folder
         c, corpus = opened.config, opened.corpus
         fresh = GPT(c, corpus.tokenizer.vocab_size)
         if c.start:
@@ -160,13 +160,13 @@ def text(found: Study) -> list[str]:
         lines += census_lines(found)
     if found.likeness:
         effective = ", ".join(f"layer {i}: {e:.1f}" for i, e in enumerate(found.likeness.effective))
-        lines.append(f"different   heads by the likeness of their patterns: {effective}")
+        lines.append(f"different   patterns, as if so many heads were unlike each other: {effective}")
         for cluster in found.likeness.clusters:
             if len(cluster) > 1:
                 lines.append(f"alike       {', '.join(h.name for h in cluster)}")
     if found.importance:
         ranks = ", ".join(f"{a} and {b} {rho:.2f}" for (a, b), rho in found.importance.correlations.items())
-        lines.append(f"ranks       correlation of the measures over heads: {ranks}")
+        lines.append(f"ranks       of the heads by two measures, correlation: {ranks}")
     notes = [*found.notes, *([found.passage.note] if found.passage and found.passage.note else [])]
     return [*lines, *pruning_lines(found), *(f"note        {n}" for n in notes)]
 
@@ -195,7 +195,8 @@ def census_lines(found: Study) -> list[str]:
     heads, models = found.census.untrained_heads, found.census.untrained_models
     return [
         f"kinds       {counts}",
-        f"by chance   of {heads} heads of {models} untrained models the same rules name: {rates or 'none'}",
+        f"by chance   of {heads} heads of {models} untrained models the same rules name: {rates or 'none'} "
+        "(uniform and other are no finds, and not counted)",
     ]
 
 
@@ -204,4 +205,6 @@ def pruning_lines(found: Study) -> list[str]:
         return []
     p = found.pruning
     shares = ", ".join(f"{100 * share:.0f} % by {name}" for name, share in p.removable.items())
-    return [f"can go      at less than {100 * p.tolerance:.0f} % perplexity ({p.split} split): {shares} of the heads"]
+    return [
+        f"can go      of the heads, for less than {100 * p.tolerance:.0f} % of perplexity ({p.split} split): {shares}"
+    ]

@@ -53,6 +53,8 @@ class Lab:
             )
         where = f"{self.device}, {self.precision}, {torch.get_num_threads()} threads"
         data = f"{self.corpus.name}, {self.corpus.tokenizer.vocab_size} {self.corpus.tokenizer.kind} tokens"
+        if c.start:
+            data += f"; begins with the weights of {c.start}"
         self.console.start(self.run, f"{self.run.info['label']}: {parameters:,} parameters; {data}; {where}", step)
         return self.look(log) if step == 0 else True
 

@@ -35,11 +35,14 @@ LAYOUT = {
 }
 HEADS = {  # of watched runs, one curve a head
     "heads": {
-        f"weight on the {what}": ["Multiline", [f"head_{tag}/.*"]]
-        for tag, what in (
-            ("previous", "token before"),
-            ("induction", "token after an earlier copy"),
-            ("begin", "first"),
+        f"weight on {what}": ["Multiline", [f"head_{score}/.*"]]
+        for score, what in (
+            ("previous", "the token before"),
+            ("second", "the token before that"),
+            ("begin", "the first token"),
+            ("duplicate", "an earlier copy"),
+            ("induction", "what followed an earlier copy"),
+            ("rare", "the rarest token"),
         )
     },
 }

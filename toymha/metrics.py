@@ -72,7 +72,8 @@ class Metric:
     `ratio`: settings are compared by ratio, in percent, rather than by difference. `exact`: the number follows from
     the configuration alone, so that one run is enough. `share`: a property that a run has (1) or not (0), diverged
     runs too. `scale`: by what the number is multiplied when it is told, 100 for percent. `quality`: it tells how good
-    a run is, and a diverged one is worse than any number. `needs`: the key with which training measures it.
+    a run is, and a diverged one is worse than any number. `needs`: the key with which training measures it. `step`:
+    of a count, the distance between the numbers that are possible.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Metric:
     scale: float = 1.0
     quality: bool = True
     needs: str = ""
+    step: Callable[[Result], float] | None = None
 
     def signed(self, told: float) -> str:
         """A difference as `told` gives it, with its sign."""
@@ -192,20 +194,31 @@ FAMILIES = ("positional", "syntactic", "rare-word")  # of kinds; the family `oth
 
 
 def _of_heads(
-    name: str, label: str, unit: str, read: Callable[[Result], float | None], scale: float = 1.0, digits: int = 1
+    name: str,
+    label: str,
+    unit: str,
+    read: Callable[[Result], float | None],
+    scale: float = 1.0,
+    digits: int = 1,
+    step: Callable[[Result], float] | None = None,
 ) -> Metric:
     """None of these tells how good a model is: a diverged run is no worse in it, it has none."""
-    told: dict[str, Any] = {"scale": scale, "digits": digits, "needs": "budget.heads=true"}
+    told: dict[str, Any] = {"scale": scale, "digits": digits, "needs": "budget.heads=true", "step": step}
     return Metric(name, label, unit, read, quality=False, higher_is_better=True, **told)
+
+
+def _one_head(result: Result) -> float:
+    """As a share of all heads."""
+    return 1 / max(1, (result.summary.get("heads") or {}).get("n", 1))
 
 
 def _studied() -> list[Metric]:
     """Those whose names have no part to fill in."""
     can_go, read = "heads that can go at less than 1 % perplexity", _number("heads", "removable", "zeroed")
-    out = [_of_heads("removable", can_go, "%", read, scale=100)]
+    out = [_of_heads("removable", can_go, "%", read, scale=100, step=_one_head)]
     for order in ORDERS:
         label, read = f"{can_go}, in the order of `{order}`", _number("heads", "removable", order)
-        out.append(_of_heads(f"removable/{order}", label, "%", read, scale=100))
+        out.append(_of_heads(f"removable/{order}", label, "%", read, scale=100, step=_one_head))
     for a, b in itertools.combinations(MEASURES, 2):
         label = f"Spearman's rank correlation of the importance of heads, `{a}` with `{b}`"
         read = _number("heads", "correlations", f"{a} {b}")
@@ -228,7 +241,7 @@ def _of_kind(kind: str) -> Metric:
             return None
         return float(counts.get(kind, 0))
 
-    return _of_heads(f"heads/{kind}", f"{kind} heads", "heads", read)
+    return _of_heads(f"heads/{kind}", f"{kind} heads", "heads", read, step=lambda _: 1.0)
 
 
 OF_SPLIT = {"ppl": _ppl, "bits_per_char": _bits_per_char}  # metrics whose name does not say on which split

@@ -85,10 +85,10 @@ class PruneOptions:
     run: str = key("the run folder", text=True)
     share: float | None = key("share of the heads that go, the least important first", above=0, high=1, default=None)
     heads: list[str] | None = key("or their names, such as L0H1,L2H3", default=None)
-    by: str = key(
-        "what importance is: zeroed or mean (leave one out), gradient, gates, or random",
+    by: str | None = key(
+        "what importance is: zeroed or mean (leave one out), gradient, gates, or random; null = zeroed",
         choices=ORDERS,
-        default="zeroed",
+        default=None,
     )
     steps: int = key("training steps afterwards", low=0, default=0)
     lr: float = key("learning rates of these steps, as a share of the run's own", above=0, high=1, default=0.1)

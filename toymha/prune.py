@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from toymha.schema import UserError, nearest
 from toymha.seeds import stream
 
 BATCH = 8  # sequences that decoding is timed with
+TURNS = 5  # times that each model is timed
 
 
 def prune(o: Any) -> tuple[Point, Opened]:
@@ -39,7 +41,7 @@ def prune(o: Any) -> tuple[Point, Opened]:
     kept = [[h.head for h in there if h.layer == layer and h not in going] for layer in range(c.n_layer)]
     how = f"without={'+'.join(h.name for h in sorted(going))}"
     if o.heads is None:
-        how = f"by={o.by}" + (f",order={o.seed}" if o.by in ("random", "gates") else "")
+        how = f"by={o.by or 'zeroed'}" + (f",order={o.seed}" if o.by in ("random", "gates") else "")
     label = f"heads={len(there) - len(going)}of{c.n_layer * c.n_head},{how}" + (f",steps={o.steps}" if o.steps else "")
     source = Path(o.run).expanduser()
     new = dataclasses.replace(
@@ -58,7 +60,11 @@ def prune(o: Any) -> tuple[Point, Opened]:
 
 def tuned_down(c: Config, o: Any) -> Any:
     """The optimizer for a few steps more: at a share of its learning rates, with a warm-up that leaves room."""
-    rates = {k: o.lr * v for k in ("lr", "muon_lr") if (v := getattr(c.optim, k)) is not None}
+    if not o.steps:
+        return c.optim
+    rates: dict[str, Any] = {
+        k: float(f"{o.lr * v:.6g}") for k in ("lr", "muon_lr") if (v := getattr(c.optim, k)) is not None
+    }
     return dataclasses.replace(c.optim, **rates, warmup=min(c.optim.warmup, o.steps // 10))
 
 
@@ -66,7 +72,14 @@ def chosen(o: Any, opened: Opened) -> set[Head]:
     """The heads that go: those named, or the least important ones by a measure on training text."""
     there = heads_of(opened.model)
     if (o.heads is None) == (o.share is None):
-        raise UserError("say what shall go: share=0.25 (of the heads, the least important), or heads=L0H1,L2H3")
+        both = "one of the two is enough" if o.heads else "say what shall go"
+        raise UserError(f"{both}: share=0.25 (of the heads, the least important), or heads=L0H1,L2H3")
+    if o.heads is not None and o.by is not None:
+        raise UserError(
+            f"by={o.by} chooses heads, and heads={','.join(o.heads)} has chosen them; leave one of the two out"
+        )
+    if not there:
+        raise UserError(f"{o.run} has no heads left")
     if o.heads is not None:
         by_name = {h.name: h for h in there}
         for name in o.heads:
@@ -75,18 +88,20 @@ def chosen(o: Any, opened: Opened) -> set[Head]:
         return {by_name[name] for name in o.heads}
     count = math.floor(o.share * len(there) + 1e-9)
     if not count:
-        raise UserError(f"share={o.share} of {len(there)} heads is none; at least {1 / max(1, len(there)):.3g}")
-    if o.by == "random":
+        raise UserError(f"share={o.share} of {len(there)} heads is none; at least {1 / len(there):.3g}")
+    by = o.by or "zeroed"
+    print(f"share={o.share} of {len(there)} heads: {count}, the least important by {by}", flush=True)
+    if by == "random":
         import torch
 
         order = torch.randperm(len(there), generator=stream(o.seed, "prune")).tolist()
         return {there[i] for i in order[:count]}
     train, c = opened.corpus.splits["train"], opened.config
-    print(f"measuring {len(there)} heads by {o.by} ...", file=sys.stderr, flush=True)
+    print("measuring ...", file=sys.stderr, flush=True)
     measured = importance(
-        opened.model, train, c.seq_len, max_tokens=o.tokens, measures=[o.by], seed=o.seed, split_name="train"
+        opened.model, train, c.seq_len, max_tokens=o.tokens, measures=[by], seed=o.seed, split_name="train"
     )
-    return set(order_of(measured, o.by)[:count])
+    return set(order_of(measured, by)[:count])
 
 
 def comparison(before: Opened, after: Run) -> list[str]:
@@ -108,9 +123,6 @@ def comparison(before: Opened, after: Run) -> list[str]:
     rows: list[tuple[str, float, float, str]] = []
     rows.append(("heads", len(heads_of(before.model)), len(heads_of(model)), ",.0f"))
     rows += [(name, old_cost, new_cost, ",.0f") for name, old_cost, new_cost in zip(names, *costs)]
-    if c.causal and c.seq_len >= 16:
-        old_speed, new_speed = (decoding(m, c.seq_len, before) for m in (before.model, model))
-        rows.append((f"decoding, tokens/s ({BATCH} at a time)", old_speed, new_speed, ",.0f"))
     for split, name in (("val", "validation"), ("test", "test")):
         if old.get(split) and new.get(split):
             rows.append((f"{name} loss", old[split]["loss"], new[split]["loss"], ".4f"))
@@ -118,7 +130,22 @@ def comparison(before: Opened, after: Run) -> list[str]:
     lines = [["", "before", "after", "change"]]
     for name, a, b, form in rows:
         lines.append([name, f"{a:{form}}", f"{b:{form}}", f"{100 * (b / a - 1):+.1f} %" if a else "-"])
+    if c.causal and c.seq_len >= 16:
+        lines.append(decoding_line(before.model, model, c.seq_len, before))
     return columns(lines, 1)
+
+
+def decoding_line(old: GPT, new: GPT, seq_len: int, opened: Opened) -> list[str]:
+    """Both measured in turn, so that a machine that is busy with other work is so for both: medians with extremes."""
+    speeds: dict[str, list[float]] = {"old": [], "new": []}
+    for _ in range(TURNS):
+        for name, model in (("old", old), ("new", new)):
+            speeds[name].append(decoding(model, seq_len, opened))
+    cells = [f"{statistics.median(x):,.0f} ({min(x):,.0f}-{max(x):,.0f})" for x in speeds.values()]
+    apart = min(speeds["new"]) > max(speeds["old"]) or max(speeds["new"]) < min(speeds["old"])
+    ratio = statistics.median(speeds["new"]) / statistics.median(speeds["old"])
+    change = f"{100 * (ratio - 1):+.0f} %" if apart else "within noise"
+    return [f"decoding, tokens/s ({BATCH} at a time)", *cells, change]
 
 
 def decoding(model: GPT, seq_len: int, opened: Opened) -> float:
@@ -134,13 +161,13 @@ def prune_run(o: Any) -> int:
 
     point, before = prune(o)
     path = runs.folder(point.config, point.label)
-    outcome = train_one(point)
+    outcome = train_one(point, quiet=not o.steps)
     if outcome == 0:
         after = Run.load(path)
-        print("\n" + "\n".join(comparison(before, after)))
         gone = sorted(set(heads_of(before.model)) - {Head(n, h) for n, k in enumerate(kept_of(after)) for h in k})
-        print(f"\nwithout  {', '.join(h.name for h in gone)}")
-        print(f"heads    toymha heads run={quote(path)}")
+        print(f"without  {', '.join(h.name for h in gone)}\n")
+        print("\n".join(comparison(before, after)))
+        print(f"\nrun folder  {quote(path)}")
     return outcome
 
 

@@ -323,7 +323,7 @@ def values_of(cfg: Config, data_sha256: str, path: Path | None = None) -> dict[s
 
 def weights_sha256(path: str | Path) -> str:
     """Of the last weights of the run folder at `path`. Raises UserError where there are none."""
-    return hashlib.sha256(Run.load(path).weights_file("model").read_bytes()).hexdigest()
+    return hashlib.sha256(Run.load(path).weights_file("model").read_bytes()).hexdigest()[:16]
 
 
 def describe(cfg: Config, data_sha256: str, path: Path) -> dict[str, Any]:

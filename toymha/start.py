@@ -32,7 +32,7 @@ def first_weights(c: Config, corpus: Corpus) -> dict[str, Tensor]:
     try:
         weights = shrink(run.load_weights("model"), run.config, c)
     except ValueError as e:
-        raise UserError(f"start={c.start}: {e}; kept_heads can only name heads that it has") from None
+        raise UserError(f"start={c.start}: {e}; take its kept_heads={run.config.kept_heads}, or fewer") from None
     own = GPT(c, corpus.tokenizer.vocab_size).state_dict()
     wrong = [k for k in own | weights if k not in own or k not in weights or own[k].shape != weights[k].shape]
     if wrong:

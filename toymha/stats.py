@@ -31,8 +31,12 @@ class Estimate:
         return self.mean + self.half_width
 
 
-def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Student's t interval for the mean of independent normal values (Student 1908), in the unit of the values."""
+def estimate(values: Sequence[float], confidence: float = 0.95, step: float = 0.0) -> Estimate:
+    """Student's t interval for the mean of independent normal values (Student 1908), in the unit of the values.
+
+    `step`: of values that are counted in steps, for which a spread below step / sqrt(12), that of rounding (Sheppard
+    1897), is not to be believed: it is taken in its place.
+    """
     n = len(values)
     if n == 0:
         return Estimate(math.nan, math.nan, math.nan, 0)
@@ -40,7 +44,7 @@ def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     mean = values[0] if len(set(values)) == 1 else math.fsum(values) / n
     if n == 1:
         return Estimate(mean, math.nan, math.nan, 1)
-    std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    std = max(math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1)), step / math.sqrt(12))
     return Estimate(mean, std, settles(std, n, confidence), n)
 
 

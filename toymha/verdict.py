@@ -141,7 +141,9 @@ def measure(
     if m.share:
         return (_share if check.absolute else _shares)(found, *(list(side.values()) for side in by_side))
     if check.absolute:
-        return _with_diverged(_judged(found, list(by_side[0].values()), []), results, sides)
+        there = [r for r in results if m.step and matches(r, sides[0]) and r.done]
+        step = max((m.step(r) for r in there if m.step), default=0.0)
+        return _with_diverged(_judged(found, list(by_side[0].values()), [], step), results, sides)
     common = sorted(set.intersection(*map(set, by_side)))
     differences = [by_side[0][k] - by_side[1][k] for k in common]
     if check.minus:
@@ -177,9 +179,10 @@ def missing(
     return tuple(out)
 
 
-def _judged(found: Finding, values: list[float], against: list[float]) -> Finding:
-    """Interval and verdict of paired differences, or of numbers themselves: either way, of the mean of `values`."""
-    e, exact = stats.estimate(values, CONFIDENCE), found.metric.exact
+def _judged(found: Finding, values: list[float], against: list[float], step: float = 0.0) -> Finding:
+    """Interval and verdict of paired differences, or of numbers themselves: either way, of the mean of `values`, which
+    may be counted in steps."""
+    e, exact = stats.estimate(values, CONFIDENCE, step), found.metric.exact
     low, high = (e.mean, e.mean) if exact else (e.low, e.high)
     verdict = stats.judge(low, high, found.claim_low, found.claim_high)
     distance = min(abs(e.mean - bound) for bound in (found.claim_low, found.claim_high))

@@ -221,8 +221,8 @@ def rules(relations: Sequence[str]) -> dict[str, str]:
     out = {kind: f"{held} {places}, {sure}" for kind, (_, places) in PLACES.items()}
     for name in relations:
         out[name] = (
-            f"at the position that predicts the dependent, {held} on the governor, by {BEYOND:g} more than it gives "
-            f"the same distances everywhere, {sure}"
+            f"where a word is predicted that another decides, {held} on that other word, by {BEYOND:g} more than it "
+            f"gives the same distances everywhere, {sure}"
         )
     out["uniform"] = f"none of these, and its rows have at least {EVEN:g} of the largest possible entropy"
     out["scattered"] = (
@@ -236,7 +236,7 @@ def rules(relations: Sequence[str]) -> dict[str, str]:
 def reached(null_M: Mapping[str, Tensor], relations: Sequence[str]) -> dict[str, float]:
     """Kind -> the largest score of untrained heads (`scattered`: the least entropy), of the scores they have."""
     out = {kind: float(null_M[score].max()) for kind, score in _candidates(relations).items() if score in null_M}
-    return out | {"scattered": float(null_M["entropy"].min())}
+    return out | ({"scattered": float(null_M["entropy"].min())} if "entropy" in null_M else {})
 
 
 def deviations(value_N: Tensor, null_M: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from toymha.analysis.probe_page import Cells, Part
 from toymha.analysis.results import Curve, Pruning
 from toymha.pictures import Picture
 
+NEARLY = 0.9999  # a correlation of 1 has no finite atanh
 Numbers = dict[str, Any]  # of one run
 TOLD = (
     "Each line is the mean over seeds of what perplexity rises by as heads go, one after the other; the band is the "
@@ -52,15 +53,17 @@ def removable_cells(runs: Mapping[str, Sequence[Numbers]]) -> list[list[str]]:
 
 
 def correlation_cells(runs: Mapping[str, Sequence[Numbers]]) -> list[list[str]]:
-    """Rank correlations of the measures over heads: mean over seeds with a 95 % t interval, the head first."""
+    """Rank correlations of the measures over heads, the head first: mean over seeds with a 95 % t interval, both on
+    the scale of atanh (Fisher 1921), which keeps them between -1 and 1."""
     pairs = list(dict.fromkeys(pair for some in runs.values() for r in some for pair in r["correlations"]))
     out = [["", "seeds", *(pair.replace(" ", " and ") for pair in pairs)]]
     for name, some in runs.items():
         line = [name, str(len(some))]
         for pair in pairs:
-            e = stats.estimate([r["correlations"][pair] for r in some if r["correlations"].get(pair) is not None])
-            interval = f" [{e.low:.2f}, {e.high:.2f}]" if math.isfinite(e.low) else ""
-            line.append(f"{e.mean:.2f}{interval}" if e.n else "-")
+            found = [r["correlations"][pair] for r in some if r["correlations"].get(pair) is not None]
+            e = stats.estimate([math.atanh(max(-NEARLY, min(NEARLY, rho))) for rho in found])
+            low, mean, high = (math.tanh(x) for x in (e.low, e.mean, e.high))
+            line.append((f"{mean:.2f}" + (f" [{low:.2f}, {high:.2f}]" if e.n > 1 else "")) if found else "-")
         out.append(line)
     return out
 

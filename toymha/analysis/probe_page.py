@@ -49,9 +49,7 @@ def write_probe(folder: str | Path, study: ScaleStudy | DepthStudy) -> Path:
     else:
         kind, question, says, parts = "depth", DEPTH_QUESTION, probe.depth_says(study), depth_parts(study)
     over = f"probe={kind}"
-    return write_parts(
-        Path(folder) / f"probe_{kind}.html", study.name, over, question, says, parts, study.about
-    )
+    return write_parts(Path(folder) / f"probe_{kind}.html", study.name, over, question, says, parts, study.about)
 
 
 def write_parts(
