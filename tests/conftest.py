@@ -6,6 +6,7 @@ B batch, T positions, V vocabulary.
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from toymha.config import Config, choices, conf_dir
 from toymha.model.gpt import GPT
 from toymha.words import parse
 
-torch.set_num_threads(1)  # small products gain nothing from more, and results then depend on no core count
+# Small products gain nothing from more threads, results then depend on no core count, and the tests run on all cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 VOCAB = 32  # what "the data" has, in tests that need no data
 MODELS = choices("model")
