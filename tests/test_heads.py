@@ -16,6 +16,7 @@ from toymha.compose import points
 from toymha.console import Console
 from toymha.evaluate import evaluate
 from toymha.runs import Run
+from toymha.schema import UserError
 from toymha.stop import Stop
 
 TINY = [
@@ -285,5 +286,37 @@ def test_the_weights_are_part_of_what_a_run_is(outputs, toymha):
     first = trained("name=s", "seed=1", "budget.steps=5")
     trained("name=d", f"start={first.path}", "budget.steps=2")
     (first.path / "model.safetensors").write_bytes((outputs.path / "model.safetensors").read_bytes())
-    with pytest.raises(runs.UserError, match="start="):
+    with pytest.raises(UserError, match="start="):
         trained("name=d", f"start={first.path}", "budget.steps=2")
+
+
+def test_a_run_outlives_what_it_began_with(outputs, home):
+    """Once it has begun, the folder behind `start=` may go: the run is resumed, and a finished one is left alone."""
+    source = trained("name=source", "budget.steps=5")
+    with pytest.raises(MemoryError):
+        trained("name=e", f"start={source.path}", console=Failing(13))
+    source.path.rename(home / "elsewhere")
+    resumed = trained("name=e", f"start={source.path}")
+    assert resumed.status == "done" and trained("name=e", f"start={source.path}").status == "done"
+    with pytest.raises(UserError, match="not a run folder"):
+        trained("name=f", f"start={source.path}")
+
+
+def test_a_claim_about_heads_needs_them_studied(toymha, home):
+    """Told before training, not after it."""
+    (home / "sweep").mkdir()
+    (home / "sweep/mine.yaml").write_text(
+        "# @package _global_\nsweep: {name: mine, question: '?', seeds: {full: 2}, checks: "
+        "[{that: few, value: {}, metric: removable, high: 50}]}\n"
+    )
+    words = ["data=pydoc", "n_layer=1", "dim=32", "budget.steps=2", "--config-dir", home, "sweep=mine"]
+    code, _, err = toymha("plan", *words)
+    assert code == 2 and "budget.heads=true" in err
+    assert toymha("plan", *words, "budget.heads=true")[0] == 0
+
+
+def test_a_path_without_its_option(outputs, toymha):
+    """`toymha heads FOLDER` is told to write run=."""
+    for command in ("heads", "eval", "prune"):
+        code, _, err = toymha(command, outputs.path)
+        assert code == 2 and f"write run={outputs.path}" in err

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -294,7 +295,9 @@ def version(words: list[str], flags: Flags) -> int:
 def forgot_run(words: list[str]) -> None:
     """Raises UserError for a path without `run=` before it."""
     for word in words:
-        if (Path(word) / "run.json").is_file() or ("/" in word.partition("=")[0] and not word.startswith("/")):
+        name, equals, _ = word.partition("=")
+        an_option = equals and re.fullmatch(r"[\w.]+", name)
+        if not an_option and (any(slash in word for slash in "/\\") or Path(word).is_dir()):
             raise UserError(f"{word}: write run={word}")
 
 

@@ -209,7 +209,8 @@ def _of_heads(
 
 def _one_head(result: Result) -> float:
     """As a share of all heads."""
-    return 1 / max(1, (result.summary.get("heads") or {}).get("n", 1))
+    n = (result.summary.get("heads") or {}).get("n")
+    return 1 / n if n else 0.0
 
 
 def _studied() -> list[Metric]:
