@@ -13,7 +13,7 @@ from toymha import runs
 from toymha.analysis import probing
 from toymha.analysis.page import write_study
 from toymha.analysis.results import Study
-from toymha.analysis.study import PARTS, Subject, by_head, numbers, plain, study
+from toymha.analysis.study import PARTS, by_head, numbers, plain, study, subject
 from toymha.compose import experiment
 from toymha.console import quote
 from toymha.data.corpus import check_lengths, load_corpus
@@ -121,19 +121,12 @@ def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
 
 def study_of(o: Any, opened: Opened, name: str) -> Study:
     """What is asked for, with a line on stderr for what is under way."""
-    s = Subject(
-        opened.model,
-        opened.config,
-        opened.corpus,
-        tokens=o.tokens,
-        gate_steps=o.gate_steps,
-        random_orders=o.random_orders,
-        rounds=o.rounds,
-        seed=o.seed,
-        text=o.text,
-        show=o.show,
+    return study(
+        subject(opened, o),
+        name,
+        o.parts or tuple(PARTS),
+        lambda part: print(f"{part} ...", file=sys.stderr, flush=True),
     )
-    return study(s, name, o.parts or tuple(PARTS), lambda part: print(f"{part} ...", file=sys.stderr, flush=True))
 
 
 def as_json(found: Study) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from toymha.analysis.probe_page import Cells, Part, write_parts
 from toymha.analysis.probe_plots import Axis, Line, lines, model_styles
 from toymha.analysis.probing import Logged, probe
 from toymha.analysis.results import Census
-from toymha.analysis.study import Subject, study
 from toymha.analysis.study import numbers as numbers_of
+from toymha.analysis.study import study, subject
 from toymha.console import quote
 from toymha.metrics import Result
 from toymha.opened import open_run
@@ -93,17 +93,7 @@ def _looked_at(o: Any, result: Result) -> tuple[Census, over_seeds.Numbers | Non
     found = census(opened.model, opened.config, opened.corpus, seed=o.seed)
     numbers = result.summary.get("heads") if o.weights == "last" else None
     if "pruning" in (o.parts or ()):
-        s = Subject(
-            opened.model,
-            opened.config,
-            opened.corpus,
-            tokens=o.tokens,
-            gate_steps=o.gate_steps,
-            random_orders=o.random_orders,
-            rounds=o.rounds,
-            seed=o.seed,
-        )
-        numbers = numbers_of(study(s, "", ("pruning",), lambda _: None))
+        numbers = numbers_of(study(subject(opened, o), "", ("pruning",), lambda _: None))
     return found, numbers
 
 

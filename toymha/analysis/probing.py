@@ -10,7 +10,7 @@ from toymha.analysis.probe import DepthStudy, Rows, ScaleStudy, depth_text, scal
 from toymha.analysis.probe_depth import depth
 from toymha.analysis.probe_page import write_probe
 from toymha.analysis.probe_scale import scale, textbook, untrained
-from toymha.analysis.study import Subject, about
+from toymha.analysis.study import about, subject
 from toymha.console import quote
 from toymha.opened import Opened
 
@@ -18,7 +18,7 @@ Logged = dict[str, Rows]  # name of a run -> its rows
 
 
 def _scale(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[ScaleStudy, list[str]]:
-    s, c, V = subject(opened), opened.config, opened.corpus.tokenizer.vocab_size
+    s, c, V = subject(opened, o), opened.config, opened.corpus.tokenizer.vocab_size
     x_BT, _, _ = s.batch()
     fresh = untrained(c, V, x_BT)
     found = ScaleStudy(name, about(s), scale(opened.model, c, x_BT), textbook(seed=o.seed), fresh, logged)
@@ -26,15 +26,11 @@ def _scale(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[ScaleStud
 
 
 def _depth(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[DepthStudy, list[str]]:
-    s, c, V = subject(opened), opened.config, opened.corpus.tokenizer.vocab_size
+    s, c, V = subject(opened, o), opened.config, opened.corpus.tokenizer.vocab_size
     x_BT, y_BT, _ = s.batch()
     trained = opened.model if opened.run else None
     found = DepthStudy(name, about(s), depth(c, V, x_BT, y_BT, trained), logged)
     return found, depth_text(found)
-
-
-def subject(opened: Opened) -> Subject:
-    return Subject(opened.model, opened.config, opened.corpus)
 
 
 # What probe= names: a new one is added here.

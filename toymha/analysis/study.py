@@ -27,6 +27,7 @@ from toymha.analysis.writes import writes
 from toymha.config import Config
 from toymha.data.corpus import Corpus
 from toymha.model.gpt import GPT
+from toymha.opened import Opened
 from toymha.schema import word
 
 SEQUENCES = 32  # that similarity and writes are measured on
@@ -59,6 +60,12 @@ class Subject:
         T = self.config.seq_len
         first = sequences(self.corpus.splits["val"], T, SEQUENCES * T, device, SEQUENCES * T)[0]
         return first.x_WT, first.y_WT, first.counted_WT
+
+
+def subject(opened: Opened, o: Any) -> Subject:
+    """`o`: options.HeadsOptions."""
+    sizes = {k: getattr(o, k) for k in ("tokens", "gate_steps", "random_orders", "rounds", "seed", "text", "show")}
+    return Subject(opened.model, opened.config, opened.corpus, **sizes)
 
 
 def passage(s: Subject, _done: Mapping[str, Any]) -> Passage:
