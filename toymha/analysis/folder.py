@@ -28,7 +28,7 @@ from toymha.table import Row
 
 QUESTION = "Which kinds of heads are there, and do they come back with another seed?"
 TOLD = (
-    "Each head of each run is labelled by what it looks at (`toymha heads run=` of one run gives the rules). Counts "
+    "Each head of each run is labelled by what it looks at (the page of one run has the rules). Counts "
     "are means over seeds, with the least and the most in brackets. Stability is how much the mixtures of two seeds "
     "overlap, in the mean over all pairs of seeds: 1 for the same counts, 0 for no kind in common."
 )
