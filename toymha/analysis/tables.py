@@ -49,14 +49,15 @@ def digits_of(means: Iterable[Mean], most: int = 6) -> int:
 
 
 def said(m: Mean | None, digits: int) -> str:
-    """`0.412 ± 0.003 (+8.1)`: value, standard error, z; without what it does not have."""
+    """`0.412 ± 0.003 (+8.1)`: value, standard error, z; without what it does not have. Beyond 100 a z says no more."""
     if m is None:
         return NONE
     out = number(m.value, digits)
     if math.isfinite(m.se):
         out += f" ± {number(m.se, digits)}"
     if m.z is not None and math.isfinite(m.z):
-        out += f" ({number(m.z, 1 if abs(m.z) < 100 else 0, sign=True)})"
+        far = f"< {MINUS}100" if m.z < 0 else "> 100"
+        out += f" ({number(m.z, 1, sign=True) if abs(m.z) < 100 else far})"
     return out
 
 
@@ -179,7 +180,7 @@ def _kinds(study: Study) -> dict[str, list[list[str]]]:
     assert census
     found = {h: census.heads[h] for h in study.heads}
     names = list(dict.fromkeys(name for k in found.values() for name in k.scores))
-    columns = [_column([k.scores.get(name) for k in found.values()], most=4) for name in names]
+    columns = [_column([k.scores.get(name) for k in found.values()], most=3) for name in names]
     lines = _side_by_side(
         [h.name for h in found], [kind(study, h) for h in found], *columns, [_back(k) for k in found.values()]
     )
