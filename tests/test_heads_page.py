@@ -324,7 +324,7 @@ def test_curves_along_training_are_drawn_for_logged_scores_only():
 def test_numbers_of_the_study_stand_in_the_tables():
     study = a_study()
     t = tables.of(study)
-    assert t["kinds"][5] == ["L1H1", "induction", "0.4000 ± 0.0040 (+1.5)", "0.500 ± 0.010", "4"]
+    assert t["kinds"][5] == ["L1H1", "induction", "0.400 ± 0.004 (+1.5)", "0.500 ± 0.010", "4"]
     assert t["rules"][1] == ["induction", "1", "1.2 %", "finds <b>copies</b>"]
     assert t["rules"][2][2] == "–"
     assert t["pairs"][1] == ["L0H1, L1H1", "0.875", "0.875"]
