@@ -68,7 +68,8 @@ def help_of(name: str, command: Command, extra: Path | None = None) -> str:
     for k, (f, hint) in config.settable().items():
         head = k.rpartition(".")[0]
         if head != section:
-            lines += ["", {"": "Keys", "data": "Data", "optim": "Optimizer", "budget": "Budget"}[head]]
+            titles = {"": "Keys" if section is None else "Output and machine", "data": "Data", "optim": "Optimizer"}
+            lines += ["", (titles | {"budget": "Budget"})[head]]
             section = head
         value: Any = composed
         for part in k.split("."):
