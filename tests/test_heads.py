@@ -88,7 +88,7 @@ def test_all_of_it(outputs, toymha):
         assert (folder / "maps" / f"layer{layer}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / "maps" / f"layer{layer}.svg").is_file()
     assert images(outputs) == {"maps/layer0": [20], "maps/layer1": [20]}
-    assert outputs.summary["heads"]["kinds"] == found["kinds"]
+    assert not outputs.summary["heads"]  # measured in little: statements must not read that
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert toymha("heads", f"run={outputs.path}", *QUICK)[0] == 0
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
@@ -320,3 +320,19 @@ def test_a_path_without_its_option(outputs, toymha):
     for command in ("heads", "eval", "prune"):
         code, _, err = toymha(command, outputs.path)
         assert code == 2 and f"write run={outputs.path}" in err
+
+
+def test_numbers_are_kept_as_training_measures_them(home, toymha):
+    """What `toymha heads` leaves in the summary is what `budget.heads` would, and sizes of one's own change nothing."""
+    whole, later = trained("name=whole", "budget.heads=true"), trained("name=later")
+    for words, kept in ((QUICK, None), (["weights=best", "threads=1"], None), (["threads=1"], whole.summary["heads"])):
+        assert toymha("heads", f"run={later.path}", *words)[0] == 0
+        assert later.summary["heads"] == kept
+    assert toymha("heads", f"run={later.path}", *QUICK)[0] == 0
+    assert later.summary["heads"] == whole.summary["heads"]
+
+
+def test_a_model_without_heads_is_studied_too(home, toymha):
+    """There is nothing to find, which is told."""
+    code, out, err = toymha("train", *TINY, "kept_heads=[[],[]]", "budget.heads=true", "name=none")
+    assert code == 0 and "heads       none" in out, err

@@ -89,8 +89,12 @@ class Console:
         if s.get("sample"):
             self.say("\n" + "\n".join("    " + line for line in s["sample"].splitlines()))
         if s.get("heads"):
-            kinds = ", ".join(f"{n} {kind}" for kind, n in s["heads"]["kinds"].items())
-            self.say(f"\nheads       {kinds}; {100 * s['heads']['removable']['zeroed']:.0f} % can go at less than 1 %")
+            kinds = ", ".join(f"{n} {kind}" for kind, n in s["heads"].get("kinds", {}).items()) or "none"
+            share = s["heads"].get("removable", {}).get("zeroed")
+            self.say(
+                f"\nheads       {kinds}"
+                + (f"; {100 * share:.0f} % can go at less than 1 %" if share is not None else "")
+            )
             self.say(f"            toymha heads run={quote(run.path)}")
         self.say(f"\ncurves      tensorboard --logdir {quote(run.config.output_dir)}")
         if len(run.config.data.split) == 3:

@@ -25,11 +25,9 @@ from toymha.schema import UserError, nearest
 from toymha.start import first_weights
 
 SCORES = ("previous", "begin", "entropy", "duplicate", "induction")  # of each head, in the terminal
-
-
-OF_PROBES = {"run", "probe", "seed", "device", "threads", "weights", "steps"}  # options that mean something to each
-OF_FOLDERS = {"run", "probe", "parts", "tokens", "gate_steps", "rounds", "random_orders", "seed", "device", "threads"}
-OF_FOLDERS |= {"weights"}
+SIZES = {"tokens", "gate_steps", "rounds", "random_orders", "seed"}  # options that change what is measured
+OF_PROBES = {"run", "probe", "seed", "device", "threads", "weights", "steps"}  # those that mean something to each
+OF_FOLDERS = {"run", "probe", "parts", "device", "threads", "weights"} | SIZES
 
 
 def heads(o: Any, typed: Collection[str], words: Sequence[str]) -> int:
@@ -59,7 +57,7 @@ def heads(o: Any, typed: Collection[str], words: Sequence[str]) -> int:
     where.mkdir(parents=True, exist_ok=True)  # before minutes of work
     if o.probe:
         return probing.probe(o, opened, where)
-    return look(o, opened, where)
+    return look(o, opened, where, keep=not set(typed) & SIZES and o.weights == "last")
 
 
 def refuse(extra: Collection[str], what: str) -> None:
@@ -67,10 +65,16 @@ def refuse(extra: Collection[str], what: str) -> None:
         raise UserError(f"{sorted(extra)[0]}= says nothing about {what}; leave it out")
 
 
-def look(o: Any, opened: Opened, where: Path) -> int:
-    """Study one model and write what was found."""
+def look(o: Any, opened: Opened, where: Path, keep: bool) -> int:
+    """Study one model and write what was found; `keep`: in the run's summary too, as `budget.heads` does, where reports
+    and statements look for it: only what was measured as they expect it."""
     whole = o.parts is None
-    found = study_of(o, opened, f"{where.parent}" if where.name == "heads" else f"{where.as_posix()}")
+    found = study(
+        subject(opened, o),
+        str(where.parent if where.name == "heads" else where),
+        o.parts or tuple(PARTS),
+        lambda part: print(f"{part} ...", file=sys.stderr, flush=True),
+    )
     print("\n".join(text(found)), flush=True)
     if not whole:
         where = where / ",".join(p for p in PARTS if p in o.parts)  # what was found of everything stays
@@ -83,8 +87,8 @@ def look(o: Any, opened: Opened, where: Path) -> int:
         summary = opened.run.summary
         step = summary["best"]["step"] if o.weights == "best" else summary["step"]
         write_images(opened.run, step, {f"maps/{p.stem}": p for p in paths if p.suffix == ".png"})
-        if o.weights == "last":
-            opened.run.update(heads=numbers(found))  # where reports and statements look for it
+        if keep:
+            opened.run.update(heads=numbers(found))
     for note in notes:
         print(f"note    {note}")
     print(f"page    {quote(where / 'heads.html')}")
@@ -119,16 +123,6 @@ def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
     return Opened(None, c, model, corpus, device, precision), folder
 
 
-def study_of(o: Any, opened: Opened, name: str) -> Study:
-    """What is asked for, with a line on stderr for what is under way."""
-    return study(
-        subject(opened, o),
-        name,
-        o.parts or tuple(PARTS),
-        lambda part: print(f"{part} ...", file=sys.stderr, flush=True),
-    )
-
-
 def as_json(found: Study) -> dict[str, Any]:
     """The numbers of a study; heads by name."""
     rows = {head.name: row for head, row in by_head(found).items()}
@@ -155,8 +149,7 @@ def text(found: Study) -> list[str]:
         effective = ", ".join(f"layer {i}: {e:.1f}" for i, e in enumerate(found.likeness.effective))
         lines.append(f"different   patterns, as if so many heads were unlike each other: {effective}")
         for cluster in found.likeness.clusters:
-            if len(cluster) > 1:
-                lines.append(f"alike       {', '.join(h.name for h in cluster)}")
+            lines.append(f"alike       {', '.join(h.name for h in cluster)}")
     if found.importance:
         ranks = ", ".join(f"{a} and {b} {rho:.2f}" for (a, b), rho in found.importance.correlations.items())
         lines.append(f"ranks       of the heads by two measures, correlation: {ranks}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from toymha.analysis.names import FAMILIES, KINDS, MEASURES, ORDERS
 from toymha.config import GROUPS, REPLICATES
 from toymha.runs import Run
 from toymha.schema import UserError, nearest, word
@@ -186,11 +187,6 @@ def _counted(name: str, label: str, unit: str, field: str) -> Metric:
 
 
 # Of the heads: what summary.json has in `heads` once training has studied them (toymha/analysis).
-
-MEASURES = ("zeroed", "mean", "gradient", "gates")  # of a head's importance
-ORDERS = (*MEASURES, "random")  # in which heads are removed, the least important first
-KINDS = "previous token,diagonal,offset,begin,duplicate,induction,rare,uniform,scattered,other".split(",")
-FAMILIES = ("positional", "syntactic", "rare-word")  # of kinds; the family `other` has no metric: `other` is a kind
 
 
 def _of_heads(

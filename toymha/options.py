@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toymha.analysis.names import ORDERS
 from toymha.help import COMPLETION
-from toymha.metrics import ORDERS
 from toymha.schema import key
 
 

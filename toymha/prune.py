@@ -55,7 +55,8 @@ def prune(o: Any) -> tuple[Point, Opened]:
         optim=tuned_down(c, o),
         sweep=None,
     )
-    return Point(new, folder_name(label), dict(opened.run.info["choices"]) if opened.run else {}), opened
+    assert opened.run
+    return Point(new, folder_name(label), dict(opened.run.info["choices"])), opened
 
 
 def tuned_down(c: Config, o: Any) -> Any:
@@ -107,7 +108,8 @@ def chosen(o: Any, opened: Opened) -> set[Head]:
 def comparison(before: Opened, after: Run) -> list[str]:
     """What went and what is left: a table, before beside after."""
     c, d, V = before.config, after.config, before.corpus.tokenizer.vocab_size
-    old, new = before.run.summary if before.run else {}, after.summary
+    assert before.run
+    old, new = before.run.summary, after.summary
     model = GPT(dataclasses.replace(d, start=None), V).to(before.device)
     model.load_state_dict(after.load_weights("model"))
     width = 2 if before.precision == "bf16" else 4

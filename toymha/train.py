@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from toymha.compose import Point
 from toymha.config import Config
@@ -35,8 +35,8 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
     """
     c = point.config
     corpus = check_data(c)
-    if c.start and not (folder(c, point.label) / "checkpoint.pt").is_file():
-        first_weights(c, corpus)  # before a folder is made
+    begins = c.start and not (folder(c, point.label) / "checkpoint.pt").is_file()
+    first = first_weights(c, corpus) if begins else None  # before a folder is made
     device, precision = set_up(c)
     about = {"choices": point.choices, "label": point.label, "device": str(device), "precision": precision}
     run = Run.open(folder(c, point.label), c, corpus.sha256, about | {"threads": torch.get_num_threads()})
@@ -45,7 +45,7 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
             console.say(f"{run.path} is {run.status} already (overwrite=true trains it anew)")
             console.finish(run)
         else:
-            train(run, corpus, device, precision, console, stop)
+            train(run, corpus, first, device, precision, console, stop)
     except (Interrupted, KeyboardInterrupt):
         run.update(status="interrupted")
         raise
@@ -69,12 +69,23 @@ def check_data(c: Config) -> Corpus:
     return corpus
 
 
-def train(run: Run, corpus: Corpus, device: torch.device, precision: str, console: Console, stop: Stop) -> None:
-    """The loop. All chance is a function of (seed, step), so that only weights and moments need to be restored."""
+def train(
+    run: Run,
+    corpus: Corpus,
+    first: dict[str, Tensor] | None,
+    device: torch.device,
+    precision: str,
+    console: Console,
+    stop: Stop,
+) -> None:
+    """The loop. `first`: weights to begin with, null for new ones.
+
+    All chance is a function of (seed, step), so that only weights and moments need to be restored.
+    """
     c, b, text = run.config, run.config.budget, corpus.splits["train"]
     model = GPT(c, corpus.tokenizer.vocab_size).to(device)
     optimizers = make_optimizers(model, c)
-    state = restore(run, corpus, model, optimizers)
+    state = restore(run, first, model, optimizers)
     lab = Lab(run, corpus, model, device, precision, console, stop, state)
     forward = compiled(model, c, device, precision, console) if c.compile else model
     with Log(run, state["step"]) as log:
@@ -132,13 +143,15 @@ def warmup_share(c: Config) -> float:
     return c.optim.warmup / c.max_steps if c.max_steps else 0.0
 
 
-def restore(run: Run, corpus: Corpus, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+def restore(
+    run: Run, first: dict[str, Tensor] | None, model: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> dict[str, Any]:
     """The last checkpoint, loaded into model and optimizers; the rest of it is the state of the loop."""
     new = {"step": 0, "seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "losses": [], "best": None}
     saved = run.load_checkpoint()
     if saved is None:
-        if run.config.start:
-            model.load_state_dict(first_weights(run.config, corpus))
+        if first is not None:
+            model.load_state_dict(first)
         return new
     model.load_state_dict(saved.pop("model"))
     for optimizer, moments in zip(optimizers, saved.pop("optimizers"), strict=True):

@@ -46,7 +46,6 @@ class Subject:
     random_orders: int = 5
     rounds: int = 1
     seed: int = 0
-    untrained: int = 20
     text: str | None = None
     show: int = 48
 
@@ -85,7 +84,7 @@ def passage(s: Subject, _done: Mapping[str, Any]) -> Passage:
 
 
 def _census(s: Subject, _done: Mapping[str, Any]) -> Any:
-    return census(s.model, s.config, s.corpus, untrained=s.untrained, seed=s.seed)
+    return census(s.model, s.config, s.corpus, seed=s.seed)
 
 
 def _likeness(s: Subject, _done: Mapping[str, Any]) -> Any:
