@@ -16,6 +16,7 @@ from torch import Tensor
 from toymha.compose import Composer
 from toymha.config import Config, choices, conf_dir
 from toymha.model.gpt import GPT
+from toymha.model.seq2seq import Seq2Seq, make_model
 from toymha.words import parse
 
 # Small products gain nothing from more threads, results then depend on no core count, and the tests run on all cores.
@@ -23,7 +24,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 VOCAB = 32  # what "the data" has, in tests that need no data
-MODELS = choices("model")
+FILES = {m: yaml.safe_load((conf_dir() / "model" / f"{m}.yaml").read_text(encoding="utf-8")) for m in choices("model")}
+ENCODERS = [m for m, file in FILES.items() if file and "n_encoder_layer" in file]  # they read a source and a target
+MODELS = [m for m in FILES if m not in ENCODERS]  # they read one sequence
 SMALL = dict(n_layer=2, dim=32, n_head=4, seq_len=16)
 SMALL_WHERE_SET = dict(n_kv_head=2, head_dim=8, v_head_dim=8, d_ff=48, vocab_size=40)  # left alone where they follow
 # Models of two layers that have lost heads: a group of its own size, a layer without heads, a slice of the stream.
@@ -53,11 +56,11 @@ def make(*words: str) -> Config:
     With `model=...`, sizes that the model's file fixes stay as they are, and those that it merely sets shrink.
     """
     said = {a.key: a.values[0] for a in parse(words)}
-    path = conf_dir() / "model" / f"{said.get('model', 'mha')}.yaml"
-    file = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    file = FILES[said.get("model", "mha")] or {}
     sizes = SMALL | {k: v for k, v in SMALL_WHERE_SET.items() if file.get(k) is not None}
     sizes = {k: v for k, v in sizes.items() if k not in file.get("fixed", [])}
-    return composer().point({"data": "pydoc", "budget": "smoke"} | sizes | said, set()).config
+    data = {} if said.get("model") in ENCODERS else {"data": "pydoc"}
+    return composer().point(data | {"budget": "smoke"} | sizes | said, set()).config
 
 
 @pytest.fixture(params=MODELS)
@@ -66,9 +69,9 @@ def model_config(request) -> Config:
     return make(f"model={request.param}")
 
 
-def built(c: Config) -> GPT:
+def built(c: Config) -> GPT | Seq2Seq:
     """The model in evaluation mode, each parameter moved by noise: no zero bias, no even pattern hides a mistake."""
-    model, generator = GPT(c, VOCAB).eval(), torch.Generator().manual_seed(1)
+    model, generator = make_model(c, VOCAB).eval(), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator), alpha=0.1)

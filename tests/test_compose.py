@@ -19,7 +19,7 @@ from toymha import compose, config, runs, schema
 from toymha.config import Config
 from toymha.schema import UserError
 
-GROUP_FILES = [(g, p.stem) for g in compose.GROUPS for p in sorted((compose.conf_dir() / g).glob("*.yaml"))]
+GROUP_FILES = [(g, p.stem) for g in compose.GROUPS for p in sorted((config.conf_dir() / g).glob("*.yaml"))]
 REASON_FOR_FILE = {"file": ["data.path=corpus.txt"]}  # data=file stands for nothing without a path
 
 # Keys that only say where a run goes, how much it tells and on what machine it computes; the text counts by its hash.
@@ -252,7 +252,7 @@ def test_every_file_in_conf_composes(group, name):
 
 def test_schema_and_primary_config_are_the_same_list():
     """conf/train.yaml has every key of the schema, in sections or at the top, and none besides."""
-    raw = yaml.safe_load((compose.conf_dir() / "train.yaml").read_text("utf-8"))
+    raw = yaml.safe_load((config.conf_dir() / "train.yaml").read_text("utf-8"))
     sections = {n for n, (_, hint) in schema.field_types(Config).items() if schema.section_of(hint)}
     assert set(raw) - {"defaults", "fixed"} == set(schema.field_types(Config)) - sections
     assert {next(iter(d)) for d in raw["defaults"] if d != "_self_"} == set(compose.GROUPS)
@@ -261,7 +261,7 @@ def test_schema_and_primary_config_are_the_same_list():
 @pytest.mark.parametrize("group, name", [gn for gn in GROUP_FILES if gn[0] in ("data", "optim", "budget")])
 def test_section_files_have_every_key_of_their_section(group, name):
     """A data, optim or budget file replaces its whole section, so it leaves out only what the schema fills in."""
-    raw = yaml.safe_load((compose.conf_dir() / group / f"{name}.yaml").read_text("utf-8"))
+    raw = yaml.safe_load((config.conf_dir() / group / f"{name}.yaml").read_text("utf-8"))
     section = schema.section_of(schema.field_types(Config)[group][1])
     assert set(schema.fill(raw, section)) == set(schema.field_types(section))
 
@@ -269,7 +269,7 @@ def test_section_files_have_every_key_of_their_section(group, name):
 @pytest.mark.parametrize("name", [n for g, n in GROUP_FILES if g == "model"])
 def test_model_files_set_model_keys_only(name):
     """A model's file changes keys of the model, and holds fixed only keys that it sets."""
-    path = compose.conf_dir() / "model" / f"{name}.yaml"
+    path = config.conf_dir() / "model" / f"{name}.yaml"
     raw = yaml.safe_load(path.read_text("utf-8")) or {}
     top = list(schema.field_types(Config))
     assert set(raw) - {"fixed"} <= set(top[: top.index("batch_size")])

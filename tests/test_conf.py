@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from conftest import ENCODERS, FILES, SMALL_WHERE_SET
 
 from toymha.cli import main
 from toymha.compose import points
@@ -15,15 +16,20 @@ QUICK = (
     "n_layer=2 dim=32 seq_len=16 batch_size=4 threads=1 device=cpu budget.eval_tokens=64 budget.sample_tokens=4".split()
 )
 TWO_STEPS = [*QUICK, "budget.steps=2", "budget.tokens=null", "budget.minutes=null"]
-MODELS = [m for m in choices("model") if m != "gpt2_small"]
-LOCAL = [d for d in choices("data") if d != "file" and not SOURCES[d].files]
+REAL = [m for m, file in FILES.items() if file and "vocab_size" in file]  # they have their true sizes
+MODELS = [m for m in choices("model") if m not in REAL]
+LOCAL = [d for d in choices("data") if d not in ("file", "pairs") and not SOURCES[d].files]
 BUNDLES = [("model", m) for m in MODELS] + [("optim", o) for o in choices("optim")] + [("data", d) for d in LOCAL]
 
 
 @pytest.mark.parametrize("group, choice", BUNDLES)
 def test_trains_evaluates_and_reloads(tmp_path, monkeypatch, capsys, group, choice):
     monkeypatch.chdir(tmp_path)
-    words = [f"{group}={choice}", *([] if group == "data" else ["data=pydoc"])]
+    words = [f"{group}={choice}"]
+    if choice in ENCODERS:
+        words += ["data.length=8", "data.tokens=20000"]
+    elif group != "data":
+        words += ["data=pydoc"]
     assert main(["train", *words, *TWO_STEPS]) == 0
     (run,) = find("outputs")
     assert main(["eval", f"run={run.path}", "device=cpu", "threads=1"]) == 0
@@ -32,9 +38,12 @@ def test_trains_evaluates_and_reloads(tmp_path, monkeypatch, capsys, group, choi
     assert f"loss {loss:.4f}" in line
 
 
-def test_gpt2_small_trains_at_a_smaller_size(tmp_path, monkeypatch):
+@pytest.mark.parametrize("model", REAL)
+def test_real_models_train_at_a_smaller_size(tmp_path, monkeypatch, model):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "model=gpt2_small", "data=pydoc", "n_head=4", "vocab_size=null", *TWO_STEPS]) == 0
+    small = {k: v for k, v in SMALL_WHERE_SET.items() if FILES[model].get(k) is not None}
+    words = [f"{k}={v}" for k, v in (small | {"n_head": 4, "vocab_size": "null"}).items()]
+    assert main(["train", f"model={model}", "data=pydoc", *words, *TWO_STEPS]) == 0
 
 
 @pytest.mark.parametrize("budget", choices("budget"))

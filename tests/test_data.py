@@ -21,7 +21,7 @@ import torch
 from omegaconf import OmegaConf
 
 from toymha import schema
-from toymha.config import GENERATED, Data
+from toymha.config import GENERATED, OWN_KEYS, Data
 from toymha.data import corpus, plays, store, text, tokenizer
 from toymha.data.corpus import Split
 from toymha.data.store import Remote
@@ -141,7 +141,7 @@ def test_pydoc_is_always_there():
 def test_configs_and_sources_belong_together():
     for name, source in text.SOURCES.items():
         values = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "data" / f"{name}.yaml"))
-        assert list(values) == ["name", "path", "tokenizer", "vocab_size", "split", *GENERATED.get(name, ())]
+        assert list(values) == ["name", "path", "tokenizer", "vocab_size", "split", *OWN_KEYS.get(name, ())]
         assert schema.build(values, Data, "data.").name == name
         for f in source.files:
             assert len(bytes.fromhex(f.sha256)) == 32

@@ -20,8 +20,8 @@ from toymha import cost
 from toymha.config import Config
 from toymha.device import arithmetic, pick_device
 from toymha.model.attention import Attention
-from toymha.model.gpt import GPT
-from toymha.model.parts import rotary_tables, rotate, sinusoid_table
+from toymha.model.gpt import GPT, Transformer
+from toymha.model.parts import Place, rotary_tables, rotate, sinusoid_table
 from toymha.optim import make_optimizers
 from toymha.schema import UserError
 
@@ -346,7 +346,7 @@ def test_blocks_are_those_of_pytorch(position):
         pairs = ((mha.out_proj, attn.w_o), (peer.linear1, block.mlp.up), (peer.linear2, block.mlp.down))
         for theirs, ours in (*pairs, (peer.norm1, block.norm_attn), (peer.norm2, block.norm_mlp)):
             theirs.load_state_dict(ours.state_dict())
-        close(block(x_BTC, None), peer(x_BTC, src_mask=mask))
+        close(block(x_BTC, Place()), peer(x_BTC, src_mask=mask))
 
 
 # Law 5: parameters
@@ -361,7 +361,7 @@ def count(c, vocab_size=VOCAB):
 @pytest.fixture
 def no_chance(monkeypatch):
     """Only shapes matter: no random numbers, which would be drawn for real."""
-    monkeypatch.setattr(GPT, "initialise", lambda self, c: None)
+    monkeypatch.setattr(Transformer, "initialise", lambda self, c: None)
 
 
 def test_gpt2_small_has_124_439_808_parameters(no_chance):
@@ -443,6 +443,10 @@ OTHERS = dict(
     head_dim=[4, 16],
     v_head_dim=[4, 16],
     d_ff=[64, 65],
+    norm_eps=[0.1, 0.5],
+    rope_theta=[2.0, 100.0],
+    n_encoder_layer=[1, 2],
+    cross_attention=[True, False],
     vocab_size=[33, 64],
     attn_dropout=[0.1, 0.5],
     resid_dropout=[0.1, 0.5],
@@ -455,16 +459,19 @@ def behaviour(c):
     """Shapes of the parameters, and logits in training mode."""
     model = built(c).train()
     torch.manual_seed(0)
-    return [p.shape for p in model.parameters()], model(tokens(vocab=16))
+    inputs = [tokens(vocab=16)] * (1 if c.n_encoder_layer is None else 2)
+    return [p.shape for p in model.parameters()], model(*inputs)
 
 
 @pytest.mark.parametrize("key", MODEL_KEYS)
 @torch.no_grad()
 def test_every_key_changes_something(key, path):
     """Any two values of a key of the model differ in shapes or, by more than rounding, in logits."""
-    c = make("n_head=4", "pos=learned")
+    words = {"rope_theta": ["pos=rope"], "n_encoder_layer": ["data=reverse"], "cross_attention": ["model=encdec"]}
+    c = make("n_head=4", *words.get(key, ["pos=learned"]))
     value = getattr(c, key)
     values = FIELDS[key].metadata["choices"] or ([True, False] if isinstance(value, bool) else [value, *OTHERS[key]])
+    values = OTHERS[key] if key == "cross_attention" else values
     seen = [behaviour(dataclasses.replace(c, **{key: v})) for v in values]
     assert len(seen) > 1
     for (shapes, logits), (other_shapes, other_logits) in itertools.combinations(seen, 2):

@@ -11,7 +11,7 @@ from toymha.schema import UserError
 if TYPE_CHECKING:
     from toymha.config import Config, Data, Optim
 
-# The keys of `Data` that a generated text has; every other text leaves all of them null.
+# The keys of `Data` that a generated text has.
 GENERATED = {
     "relations": ("tokens", "text_seed", "symbols", "distance", "distractors", "together"),
     "recall": ("tokens", "text_seed", "symbols", "length"),
@@ -19,7 +19,13 @@ GENERATED = {
     "copy": ("tokens", "text_seed", "symbols", "length"),
     "reverse": ("tokens", "text_seed", "symbols", "length"),
     "selective_copy": ("tokens", "text_seed", "symbols", "length", "distractors"),
+    "dates": ("text_seed", "examples"),
+    "numbers": ("text_seed", "examples"),
 }
+# The same of every data set that has keys of its own; all others leave all of these null.
+OWN_KEYS = GENERATED | {"pinyin": ("text_seed",), "pairs": ("text_seed", "source_unit", "target_unit")}
+# The data sets whose documents are pairs: a target that is asked for, after the whole of its source.
+PAIRED = ("pinyin", "dates", "numbers", "pairs", "copy", "reverse", "selective_copy")
 
 
 def check(c: Config) -> None:
@@ -27,6 +33,8 @@ def check(c: Config) -> None:
     _check_heads(c)
     if c.pos == "rope" and c.D % 2:
         raise UserError(f"pos=rope rotates pairs of channels, so head_dim must be even, not {c.D}")
+    if c.rope_theta is not None and c.pos != "rope":
+        raise UserError(f"rope_theta={c.rope_theta:g} belongs to pos=rope, and this model has pos={c.pos}")
     if c.pos == "sinusoidal" and c.dim % 2:
         raise UserError(f"pos=sinusoidal needs an even dim, not {c.dim}")
     if c.batch_size % c.grad_accum:
@@ -34,6 +42,7 @@ def check(c: Config) -> None:
         raise UserError(f"{refused}; {_divisors(c.batch_size)}")
     if c.name is not None and (not c.name or Path(c.name).is_absolute() or ".." in Path(c.name).parts):
         raise UserError(f"name={c.name} must be a folder below output_dir={c.output_dir}")
+    _check_encoder(c)
     _check_data(c.data)
     _check_optim(c.optim)
     b = c.budget
@@ -46,6 +55,30 @@ def check(c: Config) -> None:
         raise UserError(f"{what} looks at positions from the ninth on, so it needs seq_len=9 or more, not {c.seq_len}")
     if b.decode_tokens and not c.causal:
         raise UserError(f"budget.decode_tokens={b.decode_tokens} needs causal=true: nothing else can be cached")
+
+
+def _check_encoder(c: Config) -> None:
+    if c.n_encoder_layer is None:
+        if c.cross_attention is not None:
+            refused = f"cross_attention={schema.word(c.cross_attention)} is for a model with an encoder"
+            raise UserError(f"{refused}: model=encdec, or n_encoder_layer=2")
+        return
+    what = f"n_encoder_layer={c.n_encoder_layer}"
+    if c.data.name not in PAIRED:
+        raise UserError(f"{what} reads pairs of source and target: data={', '.join(PAIRED)}; not data={c.data.name}")
+    if not c.causal:
+        raise UserError(f"causal=false: with {what} the decoder would see the target that it is to write")
+    if c.kept_heads is not None:
+        raise UserError(f"kept_heads is for models without an encoder, and this one has {what}")
+    b = c.budget
+    for name, off, why in (
+        ("watch", None, "its maps are in `toymha heads`"),
+        ("heads", False, "kinds and importance of heads are those of a decoder alone"),
+        ("decode_tokens", 0, "`toymha bench` times a decoder alone"),
+        ("tokens", None, "a batch of pairs has no fixed number of tokens: give budget.steps"),
+    ):
+        if getattr(b, name) != off:
+            raise UserError(f"budget.{name}={schema.word(getattr(b, name))} cannot be had with {what}: {why}")
 
 
 def _check_heads(c: Config) -> None:
@@ -80,21 +113,23 @@ def _check_kept(kept: list[list[int]], n_layer: int, n_head: int) -> None:
 
 
 def _check_data(d: Data) -> None:
-    if d.name == "file" and d.path is None:
-        raise UserError("data=file needs data.path, such as data.path=corpus.txt")
-    if d.name != "file" and d.path is not None:
-        raise UserError(f"data.path={d.path} needs data=file")
-    own = GENERATED.get(d.name, ())
-    for name in sorted({k for keys in GENERATED.values() for k in keys}):
+    example = {"file": "corpus.txt", "pairs": "pairs.tsv"}
+    if d.name in example and d.path is None:
+        raise UserError(f"data={d.name} needs data.path, such as data.path={example[d.name]}")
+    if d.name not in example and d.path is not None:
+        raise UserError(f"data.path={d.path} needs data=file, or data=pairs for a file of pairs")
+    own = OWN_KEYS.get(d.name, ())
+    for name in sorted({k for keys in OWN_KEYS.values() for k in keys}):
         value = getattr(d, name)
         if value is not None and name not in own:
-            which = ", ".join(n for n, keys in GENERATED.items() if name in keys)
+            which = ", ".join(n for n, keys in OWN_KEYS.items() if name in keys)
             raise UserError(f"data.{name}={schema.word(value)} belongs to data={which}, and this run has data={d.name}")
         if value is None and name in own:
             raise UserError(f"data={d.name} needs data.{name}")
-    if (d.tokenizer == "word") != bool(own):
-        words = "word, the only one" if own else "char, byte or bpe"
-        raise UserError(f"data.tokenizer={d.tokenizer}: data={d.name} has tokens of the kind {words}")
+    fixed = "word" if "tokens" in own else "pair" if d.name in PAIRED else None
+    if d.tokenizer != fixed if fixed else d.tokenizer in ("word", "pair"):
+        kinds = f"{fixed}, the only one" if fixed else "char, byte or bpe"
+        raise UserError(f"data.tokenizer={d.tokenizer}: data={d.name} has tokens of the kind {kinds}")
     if d.tokenizer == "bpe" and d.vocab_size is None:
         raise UserError("data.tokenizer=bpe needs data.vocab_size, such as data.vocab_size=1024")
     if d.tokenizer != "bpe" and d.vocab_size is not None:

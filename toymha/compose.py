@@ -15,16 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from toymha import config, runs, schema
-from toymha.config import GROUPS, REPLICATES, Config, conf_dir
-from toymha.metrics import metric
+from toymha import composed, config, schema
+from toymha.config import GROUPS, REPLICATES, Config
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
 from toymha.statement import Sweep
@@ -130,27 +122,13 @@ class Composer:
         return self.cache[cached]
 
     def _compose(self, groups: Mapping[str, str | None]) -> tuple[dict[str, Any], dict[str, str]]:
-        words = [f"{k}={typed(v)}" for k, v in groups.items()]
-        if self.extra:
-            quoted = str(self.extra).replace("'", r"\'")
-            words.append(f"hydra.searchpath=['file://{quoted}']")
-        primary, before = "train", {}
-        fixed: list[str] = []
+        before, like = {}, None
         if self.saved:
             # The saved values take the place of conf/train.yaml; only the groups named now are laid over them.
-            before, primary = self.saved["choices"], "like"
+            before = self.saved["choices"]
             fixed = self.defaults.composed({"model": before["model"]})[0]["fixed"] if "model" not in groups else []
-            defaults = ["_self_", *({k: None} for k in groups)]
-            ConfigStore.instance().store("like", {"defaults": defaults, "fixed": fixed, **self.saved["config"]})
-        try:
-            with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-                composed = compose(primary, words, return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as e:
-            raise UserError(f"the configuration cannot be composed: {' '.join(str(e).split())[:200]}") from None
-        made: dict[str, str] = {k: v for k in GROUPS if (v := composed.hydra.runtime.choices.get(k))}
-        values: Any = OmegaConf.to_container(
-            OmegaConf.masked_copy(composed, [str(k) for k in composed if k != "hydra"])
-        )
+            like = {"defaults": ["_self_", *({k: None} for k in groups)], "fixed": fixed, **self.saved["config"]}
+        values, made = composed.composed([f"{k}={typed(v)}" for k, v in groups.items()], self.extra, like)
         if "sweep" in made:
             section = values.get("sweep")
             if not isinstance(section, dict) or not section.keys() & schema.field_types(Sweep).keys():
@@ -216,6 +194,8 @@ class Composer:
 
 def _check_keys(sweep: Sweep) -> None:
     """Raises UserError for a check of an unknown metric or key, before anything is trained."""
+    from toymha.metrics import metric
+
     known = [*GROUPS, *config.keys()]
     for c in sweep.parsed_checks:
         m = metric(c.metric)
@@ -229,6 +209,8 @@ def _check_keys(sweep: Sweep) -> None:
 
 def _check_settings(sweep: Sweep, points: list[Point]) -> None:
     """Raises UserError for a check of a setting that is not trained, before it is too late to say so."""
+    from toymha.metrics import metric
+
     settings = [(p.choices, config.plain(p.config)) for p in points]
     for c in sweep.parsed_checks:
         needed, _, value = metric(c.metric).needs.partition("=")
@@ -259,6 +241,9 @@ def build(composed: dict[str, Any], settings: dict[str, Any]) -> Config:
         if k not in literal:
             _set(tree, k, v)
     if "${" in repr(tree):  # OmegaConf resolves n_kv_head=${n_head}; it takes its time, so only where it is asked to
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
         try:
             tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
         except OmegaConfBaseException as e:
@@ -284,7 +269,9 @@ def _get(tree: dict[str, Any], key: str) -> Any:
 
 def _saved_config(run: str) -> dict[str, Any]:
     """The configuration of a run folder, as `like` wants it: what belongs to its sweep or its machine stays behind."""
-    saved = runs.Run.load(run)
+    from toymha.runs import Run
+
+    saved = Run.load(run)
     with_defaults = Composer().composed({})[0]
     values = config.plain(saved.config)
     for k, (f, _) in config.keys().items():

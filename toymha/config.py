@@ -16,6 +16,8 @@ from typing import Any
 
 from toymha import combinations, schema
 from toymha.combinations import GENERATED as GENERATED
+from toymha.combinations import OWN_KEYS as OWN_KEYS
+from toymha.combinations import PAIRED as PAIRED
 from toymha.schema import key
 from toymha.statement import Sweep
 
@@ -41,14 +43,19 @@ class Data:
     """Where the text comes from and how it becomes tokens."""
 
     name: str = key("the data set (set by the group `data`)")
-    path: str | None = key("the text file, for data=file; relative to the folder you type in", text=True)
-    tokenizer: str = key("what a token is; word for generated texts", choices=("char", "byte", "bpe", "word"))
+    path: str | None = key("the text file, for data=file and data=pairs; relative to the folder you type in", text=True)
+    tokenizer: str = key(
+        "what a token is; word for generated texts, pair for pairs of source and target",
+        choices=("char", "byte", "bpe", "word", "pair"),
+    )
     vocab_size: int | None = key("number of BPE tokens; only for data.tokenizer=bpe", low=2, high=65536)
     split: list[float] = key("shares of train, validation and test text, by position; they add up to 1")
     tokens: int | None = key(
         "size of a generated text in tokens, all splits together", low=100, high=100_000_000, default=None
     )
-    text_seed: int | None = key("seed of a generated text", low=0, high=2**32 - 1, default=None)
+    text_seed: int | None = key(
+        "seed of a generated text, and of the order of pairs", low=0, high=2**32 - 1, default=None
+    )
     symbols: int | None = key(
         "relations: words in each open class; tasks: number of symbols", low=2, high=10_000, default=None
     )
@@ -65,6 +72,11 @@ class Data:
     together: bool | None = key(
         "relations: agreement, coreference and collocation in every sentence, or one in each", default=None
     )
+    examples: int | None = key(
+        "dates, numbers: number of pairs, all splits together", low=1, high=1_000_000, default=None
+    )
+    source_unit: str | None = key("pairs: what a token of the source is", choices=("char", "word"), default=None)
+    target_unit: str | None = key("pairs: what a token of the target is", choices=("char", "word"), default=None)
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,19 @@ class Budget:
     sample_tokens: int = key(
         "length of the text written at each evaluation; 0 for none", low=0, high=100_000, identity=False
     )
+    eval_pairs: int = key(
+        "pairs whose targets are written at each evaluation (data in pairs); 0 for none",
+        low=0,
+        default=200,
+        identity=False,
+    )
+    beam: int = key(
+        "width of the beam search of the final evaluation (data in pairs), beside greedy; 1: none",
+        low=1,
+        high=64,
+        default=1,
+        identity=False,
+    )
     watch: int | None = key(
         "evaluations between maps of attention and scores of each head; null: never",
         low=1,
@@ -123,7 +148,7 @@ class Config:
     """One training run. Derived sizes are properties; values left null stay null."""
 
     # The model
-    n_layer: int = key("number of blocks", low=1, high=1000)
+    n_layer: int = key("number of blocks (of the decoder, where there is an encoder too)", low=1, high=1000)
     dim: int = key("C, width of the residual stream", low=1, high=65536)
     n_head: int = key("H, number of query heads", low=1, high=4096)
     n_kv_head: int | None = key("G, number of key/value heads: null = n_head (MHA), 1 = MQA, in between GQA", low=1)
@@ -132,12 +157,26 @@ class Config:
     d_ff: int | None = key("F, hidden width of the MLP; null = 4 dim, or 8 ceil(dim / 3) for swiglu", low=1)
     mlp: str = key("the MLP; gelu_tanh is GPT-2's approximation of gelu", choices=("gelu", "gelu_tanh", "swiglu"))
     norm: str = key("the normalisation", choices=("layer", "rms"))
+    norm_eps: float = key("what a normalisation adds to the variance", above=0, below=1, default=1e-5)
     norm_position: str = key("normalise before (pre) or after (post) each residual sum", choices=("pre", "post"))
     pos: str = key("positions", choices=("learned", "sinusoidal", "rope", "none"))
+    rope_theta: float | None = key(
+        "base of the frequencies of rotary positions; null = 10,000, for pos=rope only", above=1, default=None
+    )
     w_o: bool = key("output projection after the heads; false needs n_head x v_head_dim = dim")
     tied_heads: bool = key("all heads share one slice of W_q, W_k and W_v")
     kept_heads: list[list[int]] | None = key(
         "of each layer, the numbers of the heads that it has; null = all n_head (`toymha prune` sets it)", default=None
+    )
+    n_encoder_layer: int | None = key(
+        "blocks of an encoder that reads the source; null = none: a decoder reads source and target as one sequence",
+        low=1,
+        high=1000,
+        default=None,
+    )
+    cross_attention: bool | None = key(
+        "the decoder attends to the encoder's output; false: it sees its own past alone; only with an encoder",
+        default=None,
     )
     score_scale: str = key("scores are divided by its square root; none = not", choices=("head_dim", "dim", "none"))
     causal: bool = key("hide the future; false lets a token see what it has to predict")
@@ -210,6 +249,16 @@ class Config:
         if self.d_ff:
             return self.d_ff
         return 8 * math.ceil(self.dim / 3) if self.mlp == "swiglu" else 4 * self.dim
+
+    @property
+    def theta(self) -> float:
+        """Base of the frequencies of rotary positions."""
+        return self.rope_theta or 10_000.0
+
+    @property
+    def crosses(self) -> bool:
+        """Whether there is cross-attention: wherever there is an encoder, unless it is switched off."""
+        return self.n_encoder_layer is not None and self.cross_attention is not False
 
     @property
     def seed_of_init(self) -> int:

@@ -82,6 +82,8 @@ class Console:
         self.say(score_line("validation", s["val"]))
         for line in parts_table(s["val"], s["learned"]):
             self.say(line)
+        for line in pairs_table((s.get("pairs") or {}).get("val")):
+            self.say(line)
         if s["best"]["step"] != s["step"]:
             self.say(score_line(f"best, step {s['best']['step']:,}", s["best"]))
         warning = "" if s["val"]["loss"] < s["unigram_loss"] else "; this run is no better"
@@ -122,18 +124,33 @@ def score_line(what: str, s: dict[str, Any]) -> str:
 
 
 def parts_table(s: dict[str, Any], learned: dict[str, int | None] | None = None) -> list[str]:
-    """Of a generated text: how far from the lowest possible loss, and each relation. `s`: Score.to_dict()."""
-    if s["floor"] is None:
+    """Of a text with tagged tokens: how far from the lowest possible loss, and each relation. `s`: Score.to_dict()."""
+    if not s["parts"]:
         return []
-    lines = [
-        f"{'lowest possible':18} loss {s['floor']:.4f} nats on these tokens; {s['loss'] - s['floor']:.4f} above it"
-    ]
+    lines = []
+    if s["floor"] is not None:
+        above = f"{s['loss'] - s['floor']:.4f} above it"
+        lines.append(f"{'lowest possible':18} loss {s['floor']:.4f} nats on these tokens; {above}")
     head = f"{'':18} {'loss':>8} {'lowest':>8} {'p(right)':>8} {'accuracy':>8} {'tokens':>8}"
     lines.append(head + ("  learned at step" if learned else ""))
     for name, p in s["parts"].items():
-        numbers = f"{p['loss']:8.4f} {p['floor']:8.4f} {p['right']:8.3f} {p['accuracy']:8.3f} {p['tokens']:8,}"
+        lowest = f"{'-' if p['floor'] is None else format(p['floor'], '.4f'):>8}"
+        numbers = f"{p['loss']:8.4f} {lowest} {p['right']:8.3f} {p['accuracy']:8.3f} {p['tokens']:8,}"
         step = f"  {'not yet' if learned[name] is None else learned[name]:>15}" if learned else ""
         lines.append(f"  {name:16} {numbers}{step}")
+    return lines
+
+
+def pairs_table(written: dict[str, Any] | None) -> list[str]:
+    """Targets that were written, against the right ones: of one split, what `Lab.pairs` gives."""
+    names = {"greedy": "greedy", "beam": "beam search", "frequent": "by frequency"}
+    rows = [(label, m) for name, label in names.items() if (m := (written or {}).get(name))]
+    if not rows:
+        return []
+    lines = [f"{'written':18} {'exact':>8} {'symbol errors':>14} {'pairs':>8}"]
+    for label, m in rows:
+        n = f"{m['pairs']:8,}" if "pairs" in m else ""
+        lines.append(f"  {label:16} {m['exact']:8.2%} {m['ser']:14.2%} {n}".rstrip())
     return lines
 
 

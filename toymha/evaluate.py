@@ -2,7 +2,8 @@
 
 Axes: W windows, T positions, V vocabulary, K tokens with a tag. A split of N tokens has N - 1 predictions, and each is
 counted once. Windows of seq_len follow each other; in a generated text a window goes back to the beginning of the
-document that it continues, and what was predicted before is context only.
+document that it continues, and what was predicted before is context only. An encoder-decoder predicts the targets of
+its pairs and nothing else; there a window is one target.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from toymha.batches import pair_windows, pairs_alike, sizes_of_pairs
 from toymha.data.corpus import Split
+from toymha.data.pairs import pair_rows
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
+from toymha.model.seq2seq import Seq2Seq
 
 
 @dataclass(frozen=True)
 class Part:
     """One relation, or the answers of a task: means over the tokens that have its tag.
 
-    loss and floor in nats; right: probability of the right class (any verb of the right number), from 0 to 1;
-    accuracy: share of tokens whose most likely prediction is in it.
+    loss and floor in nats (the floor is None where nobody knows the lowest possible loss); right: probability of the
+    right class (any verb of the right number), from 0 to 1; accuracy: share of tokens whose most likely prediction is
+    in it.
     """
 
     loss: float
-    floor: float
+    floor: float | None
     right: float
     accuracy: float
     tokens: int
@@ -94,10 +99,10 @@ def evaluate(
     device = next(model.parameters()).device
     sums, counts, floors, tagged = [], [], [], Tagged(split)
     with evaluating(model), torch.inference_mode():
-        for at_WT, counted_WT in windows(split, seq_len, max_tokens, max(1, batch_tokens // seq_len)):
+        for inputs, at_WT, counted_WT in pages(model, split, seq_len, max_tokens, batch_tokens):
             poll()
             y_WT = split.tokens[at_WT].long()
-            logits_WTV = model(split.tokens[at_WT - 1].long().to(device)).float()
+            logits_WTV = model(*(x.to(device) for x in inputs)).float()
             nats_WT = F.cross_entropy(logits_WTV.transpose(1, 2), y_WT.to(device), reduction="none")
             nats_WT = nats_WT.double().cpu() if device.type != "mps" else nats_WT.cpu().double()
             sums.append((nats_WT * counted_WT).sum(1))
@@ -107,9 +112,29 @@ def evaluate(
             tagged.add(at_WT, counted_WT, logits_WTV, nats_WT)
     sum_W, count_W = torch.cat(sums), torch.cat(counts)
     n, (loss, se) = int(count_W.sum()), mean_and_error(sum_W, count_W)
-    share = n / (len(split.tokens) - 1)
+    all_of, chars, size = split_sizes(model, split)
+    share = n / all_of
     floor = torch.cat(floors).sum().item() / n if floors else None
-    return Score(loss, se, n, split.chars * share, split.bytes * share, floor, tagged.parts())
+    return Score(loss, se, n, chars * share, size * share, floor, tagged.parts())
+
+
+def pages(
+    model: nn.Module, split: Split, seq_len: int, max_tokens: int | None, batch_tokens: int
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
+    """What the model is to read, batch by batch, and `windows`: inputs, at_WT, counted_WT."""
+    if isinstance(model, Seq2Seq):
+        yield from pair_windows(split, max_tokens, batch_tokens)
+        return
+    for at_WT, counted_WT in windows(split, seq_len, max_tokens, max(1, batch_tokens // seq_len)):
+        yield (split.tokens[at_WT - 1].long(),), at_WT, counted_WT
+
+
+def split_sizes(model: nn.Module, split: Split) -> tuple[int, float, float]:
+    """How many predictions the whole split has for this model, and the characters and bytes that they spell."""
+    if not isinstance(model, Seq2Seq):
+        return len(split.tokens) - 1, split.chars, split.bytes
+    assert split.targets is not None
+    return int(sizes_of_pairs(split)[1].sum()), *split.targets
 
 
 def mean_and_error(sum_W: Tensor, count_W: Tensor) -> tuple[float, float]:
@@ -129,7 +154,7 @@ class Tagged:
         self.sums = torch.zeros(len(split.names) + 1, 5, dtype=torch.float64)  # by tag: the fields of Part
 
     def add(self, at_WT: Tensor, counted_WT: Tensor, logits_WTV: Tensor, nats_WT: Tensor) -> None:
-        if self.split.tags is None or self.split.classes is None or self.split.logp is None:
+        if self.split.tags is None or self.split.classes is None:
             return
         chosen_WT = counted_WT & (self.split.tags[at_WT] > 0)
         at_K, logits_KV = at_WT[chosen_WT], logits_WTV[chosen_WT.to(logits_WTV.device)].cpu()
@@ -138,14 +163,16 @@ class Tagged:
         class_K = class_V[self.split.tokens[at_K].long()]
         right_K = (logits_KV.softmax(-1) * (class_V == class_K[:, None])).sum(-1)
         hit_K = class_V[logits_KV.argmax(-1)] == class_K
-        columns = (nats_WT[chosen_WT], -self.split.logp[at_K], right_K, hit_K, torch.ones(len(at_K)))
+        floor_K = torch.zeros(len(at_K)) if self.split.logp is None else -self.split.logp[at_K]
+        columns = (nats_WT[chosen_WT], floor_K, right_K, hit_K, torch.ones(len(at_K)))
         self.sums.index_add_(0, self.split.tags[at_K].long(), torch.stack([c.double() for c in columns], 1))
 
     def parts(self) -> dict[str, Part]:
         out = {}
         for name, (loss, floor, right, accuracy, n) in zip(self.split.names, self.sums[1:].tolist()):
             if n:
-                out[name] = Part(loss / n, floor / n, right / n, accuracy / n, int(n))
+                known = None if self.split.logp is None else floor / n
+                out[name] = Part(loss / n, known, right / n, accuracy / n, int(n))
         return out
 
 
@@ -200,40 +227,71 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was)
 
 
-def unigram_loss(train: Split, split: Split, vocab_size: int) -> float:
-    """Nats a token of a model that knows the training frequencies (plus one each) and no context: the bar to beat."""
-    count_V = torch.bincount(train.tokens.long(), minlength=vocab_size).double() + 1
+def unigram_loss(model: nn.Module, train: Split, split: Split, vocab_size: int) -> float:
+    """Nats a token of one who knows the training frequencies (plus one each) of what this model predicts, and no
+    context: the bar to beat."""
+    count_V = torch.bincount(predicted(model, train), minlength=vocab_size).double() + 1
     logp_V = (count_V / count_V.sum()).log()
-    return -logp_V[split.tokens[1:].long()].mean().item()
+    return -logp_V[predicted(model, split)].mean().item()
 
 
-def attention_statistics(model: GPT, x_BT: Tensor) -> dict[str, float]:
-    """By layer: standard deviation of the visible scores; of the pattern's rows the mean entropy in nats, the mean
+def predicted(model: nn.Module, split: Split) -> Tensor:
+    """The tokens that this model predicts, int64: all but the first; or targets, with the mark after each."""
+    tokens_N = split.tokens[1:].long()
+    if not isinstance(model, Seq2Seq):
+        return tokens_N
+    assert split.tags is not None and split.starts is not None
+    ends_N = torch.zeros(len(split.tokens), dtype=torch.bool).index_fill_(0, split.starts, True)
+    return tokens_N[(split.tags[1:] > 0) | ends_N[1:]]
+
+
+def looked_at(model: GPT | Seq2Seq, split: Split, seq_len: int) -> tuple[Tensor, ...]:
+    """What the model reads while somebody looks inside: two windows, or pairs without padding; always the same."""
+    if isinstance(model, Seq2Seq):
+        source_BS, at_BT, _ = pair_rows(split, pairs_alike(split))
+        return source_BS, split.tokens[at_BT - 1].long()
+    T = min(seq_len, 512)  # the statistics need T x T tensors, which training may have been spared
+    at_WT, _ = next(windows(split, T, 2 * T, 2))
+    return (split.tokens[at_WT - 1].long(),)
+
+
+def attentions(model: GPT | Seq2Seq) -> dict[str, Attention]:
+    """Every attention that has heads, by name: `layer0`; of an encoder-decoder `encoder0`, `layer0` and `cross0`."""
+    stacks = {"layer": (model.blocks, "attn")}
+    if isinstance(model, Seq2Seq):
+        stacks = {"encoder": (model.encoder, "attn"), **stacks}
+        if model.crosses:
+            stacks["cross"] = (model.blocks, "cross")
+    found = {f"{name}{i}": getattr(b, which) for name, (blocks, which) in stacks.items() for i, b in enumerate(blocks)}
+    return {name: attn for name, attn in found.items() if isinstance(attn, Attention)}  # a pruned layer may have none
+
+
+def attention_statistics(model: GPT | Seq2Seq, *inputs: Tensor) -> dict[str, float]:
+    """By attention: standard deviation of the visible scores; of the pattern's rows the mean entropy in nats, the mean
     largest weight, and the gradient that passes the softmax, 1 - sum p^2 (the trace of its Jacobian)."""
     out: dict[str, float] = {}
 
-    def watch(layer: int, attn: Attention) -> None:
+    def watch(name: str, attn: Attention) -> None:
         def on_scores(_m: nn.Module, _i: Any, scores_BHTS: Tensor) -> None:
             visible = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=scores_BHTS.device)
             visible = visible.tril() if attn.causal else visible
-            out[f"scores_std/layer{layer}"] = scores_BHTS[..., visible].float().std().item()
+            out[f"scores_std/{name}"] = scores_BHTS[..., visible].float().std().item()
 
         def on_pattern(_m: nn.Module, _i: Any, pattern_BHTS: Tensor) -> None:
             pattern_BHTS = pattern_BHTS.float()
-            out[f"entropy/layer{layer}"] = torch.special.entr(pattern_BHTS).sum(-1).mean().item()
-            out[f"largest/layer{layer}"] = pattern_BHTS.amax(-1).mean().item()
-            out[f"passed/layer{layer}"] = 1 - pattern_BHTS.square().sum(-1).mean().item()
+            out[f"entropy/{name}"] = torch.special.entr(pattern_BHTS).sum(-1).mean().item()
+            out[f"largest/{name}"] = pattern_BHTS.amax(-1).mean().item()
+            out[f"passed/{name}"] = 1 - pattern_BHTS.square().sum(-1).mean().item()
 
         handles.append(attn.scores.register_forward_hook(on_scores))
         handles.append(attn.pattern.register_forward_hook(on_pattern))
 
     handles: list[Any] = []
-    for i, block in enumerate(model.blocks):
-        if isinstance(block.attn, Attention):  # a pruned layer may have no heads
-            watch(i, block.attn)
+    for name, attn in attentions(model).items():
+        watch(name, attn)
     try:
         with evaluating(model), torch.inference_mode():
-            model(x_BT)
+            model(*inputs)
     finally:
         for handle in handles:
             handle.remove()

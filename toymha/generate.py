@@ -1,40 +1,149 @@
-"""Text from a trained model, one token at a time."""
+"""Text from a trained model: `toymha generate`, and the samples that are drawn during training."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import re
+import sys
+import time
 
-from toymha.evaluate import evaluating
-from toymha.model.cache import KVCache
+from toymha import prompts
+from toymha.console import quote
+from toymha.continuation import OUTPUTS, Continuation
+from toymha.decoding import Step, check_overflow, steps
+from toymha.device import arithmetic
 from toymha.model.gpt import GPT
-from toymha.seeds import stream
+from toymha.opened import Opened, open_run
+from toymha.options import GenerateOptions
+from toymha.sampling import Rules
+from toymha.schema import UserError
+
+__all__ = ["Step", "generate_run", "sample", "steps"]
+
+ROWS = 64  # samples side by side
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
 def sample(
     model: GPT, prompt: list[int], length: int, vocab_size: int, seed: int, temperature: float = 0.8
 ) -> list[int]:
-    """`length` tokens that follow the prompt (at least one token), each below `vocab_size`. A random stream of its own.
+    """`length` tokens that follow the prompt, of the last seq_len tokens each. A random stream of its own."""
+    made = steps(model, [prompt], Rules(temperature), vocab_size, [seed], length)
+    return [step.token for (step,) in made if step]
 
-    The context is the last seq_len tokens.
+
+def generate_run(o: GenerateOptions) -> int:
+    """`toymha generate`. Raises UserError before anything is written."""
+    prompts.check(o)
+    opened = open_run(o.run, weights=o.weights, device=o.device, precision=o.precision, threads=o.threads)
+    if opened.config.n_encoder_layer:
+        from toymha.translate import generate_pairs
+
+        return generate_pairs(o, opened)
+    if o.beam > 1:
+        raise UserError(f"beam={o.beam}: beam search is for runs on pairs with an encoder; this one has none")
+    samples = asked(o, opened)
+    notes(o, opened, samples)
+    began, traced = time.perf_counter(), []
+    with arithmetic(opened.precision, opened.device):
+        for first in range(0, len(samples), ROWS):
+            traced += generate(o, opened, samples[first : first + ROWS], len(samples) == 1)
+    seconds, tokens = time.perf_counter() - began, sum(len(s.tokens) for s in samples)
+    if full := sum(s.stopped == "context" for s in samples):
+        which = "the sample ends" if len(samples) == 1 else f"{full} of {len(samples)} samples end"
+        note(f"the context of seq_len={opened.config.seq_len} tokens is full, so {which}; overflow=crop goes on")
+    if o.output == "text" and sys.stderr.isatty():
+        print(f"{tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    if o.trace and opened.run is not None:
+        from toymha.trace import write_trace
+
+        for path in write_trace(opened, o, samples[0].prompt.ids, traced, opened.run.path / "trace"):
+            print(f"trace  {quote(path)}", file=sys.stderr)
+    return 0
+
+
+def asked(o: GenerateOptions, opened: Opened) -> list[Continuation]:
+    """All samples, still empty: those of the first prompt, then those of the second. Raises UserError."""
+    if o.stop and "" in o.stop:
+        raise UserError("stop holds an empty text, which every text holds; write stop=null for none")
+    corpus, T = opened.corpus, opened.config.seq_len
+    given = prompts.encode(prompts.read(o), corpus)
+    check_overflow(opened.model, o.overflow)  # type: ignore[arg-type]
+    longest = max(len(p.ids) for p in given)
+    if o.overflow == "stop" and longest > T:
+        raise UserError(f"overflow=stop: a prompt of {longest} tokens does not fit seq_len={T}; overflow=crop cuts it")
+    if o.trace and (len(given) > 1 or o.num_samples > 1 or not o.max_new_tokens):
+        raise UserError("trace=true shows the steps of one sample: give one prompt, num_samples=1, max_new_tokens >= 1")
+    stops, end = [unescaped(s) for s in o.stop or []], prompts.begin(corpus)
+    return [
+        Continuation(
+            corpus.tokenizer,
+            p,
+            title=f"prompt {number}, " * (len(given) > 1) + f"sample {i + 1}, seed {o.seed + i}",
+            seed=o.seed + i,
+            most=o.max_new_tokens,
+            stops=stops,
+            end=end,
+        )
+        for number, p in enumerate(given, 1)
+        for i in range(o.num_samples)
+    ]
+
+
+def unescaped(text: str) -> str:
+    """The line ends and tabs that one writes as \\n, \\r and \\t, since a shell makes typing them hard."""
+    return re.sub(r"\\([ntr\\])", lambda found: ESCAPES[found[1]], text)
+
+
+def notes(o: GenerateOptions, opened: Opened, samples: list[Continuation]) -> None:
+    """What happens to these prompts that their user may not expect."""
+    T, longest = opened.config.seq_len, max(len(s.prompt.ids) for s in samples)
+    if (first := next((s.prompt for s in samples if s.prompt.empty), None)) is not None:
+        label = ", ".join(opened.corpus.tokenizer.labels()[i] for i in first.ids)
+        note(f"the prompt is empty, so the text starts after the token {label}")
+    if o.overflow != "crop":
+        return
+    if longest > T:
+        note(f"a prompt of {longest} tokens is longer than seq_len={T}: the model sees its last {T}")
+    if opened.model.causal and o.cache and longest + o.max_new_tokens - 1 > T:
+        slide = ", overflow=slide does not" if opened.config.pos in ("rope", "none") else ""
+        note(f"beyond seq_len={T} the last {T} tokens are read anew for each token, which is slow{slide}")
+
+
+def note(text: str) -> None:
+    print(f"toymha: note: {text}", file=sys.stderr)
+
+
+def generate(o: GenerateOptions, opened: Opened, samples: list[Continuation], alone: bool) -> list[Step]:
+    """The samples side by side, printed as they come: one that is `alone` by the token.
+
+    Returns the steps of the first, if a trace is asked for.
     """
-    ids, generator = list(prompt), stream(seed, "sample")
-    with evaluating(model), torch.inference_mode():
-        cache = model.make_cache(1, min(len(prompt) + length, model.seq_len)) if model.causal else None
-        for _ in range(length):
-            logits_V = next_logits(model, ids, cache)[:vocab_size]
-            probs_V = (logits_V.float().cpu() / temperature).softmax(-1)
-            ids.append(int(torch.multinomial(probs_V, 1, generator=generator)))
-    return ids[len(prompt) :]
-
-
-def next_logits(model: GPT, ids: list[int], cache: KVCache | None) -> Tensor:
-    """logits_V of the token after `ids`. The cache has read a beginning of them, and then all.
-
-    Past seq_len the context begins at a later token, which changes every position: it is computed anew for each token.
-    """
-    if cache is None or len(ids) > model.seq_len:
-        new, cache = ids[-model.seq_len :], None
-    else:
-        new = ids[cache.length :]
-    return model(torch.tensor([new], device=model.embed.weight.device), cache)[0, -1]
+    rules = Rules(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty)
+    traced, out = [], OUTPUTS[o.output](samples, alone)
+    made = steps(
+        opened.model,  # type: ignore[arg-type]
+        [s.prompt.ids for s in samples],
+        rules,
+        opened.corpus.tokenizer.vocab_size,
+        [s.seed for s in samples],
+        o.max_new_tokens,
+        cache=o.cache,
+        overflow=o.overflow,
+        attention=o.trace,
+        over=lambda row, token: samples[row].add(token),
+    )
+    try:
+        for of_samples in made:
+            for said, step in zip(samples, of_samples, strict=True):
+                if step is not None:
+                    said.logprob += float(step.logits_V.double().log_softmax(-1)[step.token])
+            if o.trace and of_samples[0] is not None:
+                traced.append(of_samples[0])
+            out.tell()
+    except KeyboardInterrupt:
+        out.end_line()
+        raise
+    for said in samples:
+        said.stopped = said.stopped or "context"
+    out.tell()
+    return traced

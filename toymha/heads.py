@@ -11,6 +11,9 @@ from typing import Any
 
 from toymha import runs
 from toymha.analysis import probing
+from toymha.analysis.cross import CrossStudy, cross_study
+from toymha.analysis.cross import as_json as cross_json
+from toymha.analysis.cross_page import cells, rows_told, statement, write_cross
 from toymha.analysis.page import write_study
 from toymha.analysis.results import Study
 from toymha.analysis.study import PARTS, by_head, numbers, plain, study, subject
@@ -18,15 +21,17 @@ from toymha.compose import experiment
 from toymha.console import quote
 from toymha.data.corpus import check_lengths, load_corpus
 from toymha.device import set_up
-from toymha.model.gpt import GPT
+from toymha.model.seq2seq import make_model
 from toymha.opened import Opened, open_run
 from toymha.report import columns
+from toymha.runs import Run
 from toymha.schema import UserError, nearest
 from toymha.start import first_weights
 
 SCORES = ("previous", "begin", "entropy", "duplicate", "induction")  # of each head, in the terminal
 SIZES = {"tokens", "gate_steps", "rounds", "random_orders", "seed"}  # options that change what is measured
 OF_PROBES = {"run", "probe", "seed", "device", "threads", "weights", "steps"}  # those that mean something to each
+OF_PAIRS = {"run", "text", "weights", "steps", "device", "threads"}
 OF_FOLDERS = {"run", "probe", "parts", "device", "threads", "weights"} | SIZES
 
 
@@ -52,6 +57,9 @@ def heads(o: Any, typed: Collection[str], words: Sequence[str]) -> int:
     if o.run is None and "weights" in typed:
         refuse({"weights"}, "a model that was never trained")
     opened, where = open_model(o, words)
+    if opened.config.n_encoder_layer is not None:
+        refuse(set(typed) - OF_PAIRS - ({"seed"} if words else set()), "a model with an encoder")
+        return look_across(o, opened, where)
     if o.text is not None and not len(opened.corpus.tokenizer.encode(o.text)):
         raise UserError("text= is empty: nothing to draw")
     where.mkdir(parents=True, exist_ok=True)  # before minutes of work
@@ -71,7 +79,7 @@ def look(o: Any, opened: Opened, where: Path, keep: bool) -> int:
     whole = o.parts is None
     found = study(
         subject(opened, o),
-        str(where.parent if where.name == "heads" else where),
+        name_of(where),
         o.parts or tuple(PARTS),
         lambda part: print(f"{part} ...", file=sys.stderr, flush=True),
     )
@@ -82,13 +90,37 @@ def look(o: Any, opened: Opened, where: Path, keep: bool) -> int:
     paths, notes = write_study(where, found, opened.run.rows() if opened.run else [])
     runs.write_json(where / "heads.json", as_json(found))
     if opened.run and whole:
-        from toymha.log import write_images
-
-        summary = opened.run.summary
-        step = summary["best"]["step"] if o.weights == "best" else summary["step"]
-        write_images(opened.run, step, {f"maps/{p.stem}": p for p in paths if p.suffix == ".png"})
+        log_maps(opened.run, o.weights, paths)
         if keep:
             opened.run.update(heads=numbers(found))
+    return tell(where, notes)
+
+
+def look_across(o: Any, opened: Opened, where: Path) -> int:
+    """The same for a model with an encoder: what its decoder looks at in the source. Raises UserError."""
+    found = cross_study(opened, name_of(where), o.text)
+    print("\n".join(text_across(found)), flush=True)
+    shutil.rmtree(where / "maps", ignore_errors=True)
+    paths, notes = write_cross(where, found)
+    runs.write_json(where / "heads.json", cross_json(found))
+    if opened.run:
+        log_maps(opened.run, o.weights, paths)
+    return tell(where, notes)
+
+
+def name_of(where: Path) -> str:
+    return str(where.parent if where.name == "heads" else where)
+
+
+def log_maps(run: Run, weights: str, paths: Sequence[Path]) -> None:
+    """The PNG files among these, in TensorBoard."""
+    from toymha.log import write_images
+
+    step = run.summary["best"]["step"] if weights == "best" else run.summary["step"]
+    write_images(run, step, {f"maps/{p.stem}": p for p in paths if p.suffix == ".png"})
+
+
+def tell(where: Path, notes: Sequence[str]) -> int:
     for note in notes:
         print(f"note    {note}")
     print(f"page    {quote(where / 'heads.html')}")
@@ -103,7 +135,7 @@ def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
         if o.steps is None:
             return opened, folder / "best" if o.weights == "best" else folder
         c, corpus = opened.config, opened.corpus
-        fresh = GPT(c, corpus.tokenizer.vocab_size)
+        fresh = make_model(c, corpus.tokenizer.vocab_size)
         if c.start:
             fresh.load_state_dict(first_weights(c, corpus))
         return dataclasses.replace(opened, run=None, model=fresh.to(opened.device).eval()), folder / "untrained"
@@ -118,7 +150,7 @@ def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
     corpus = load_corpus(c.data)
     check_lengths(corpus, c.seq_len)
     device, precision = set_up(c)
-    model = GPT(c, corpus.tokenizer.vocab_size).to(device).eval()
+    model = make_model(c, corpus.tokenizer.vocab_size).to(device).eval()
     folder = Path(c.output_dir) / "heads" / f"{points[0].label},untrained" / f"seed={c.seed}"
     return Opened(None, c, model, corpus, device, precision), folder
 
@@ -155,6 +187,14 @@ def text(found: Study) -> list[str]:
         lines.append(f"ranks       of the heads by two measures, correlation: {ranks}")
     notes = [*found.notes, *([found.passage.note] if found.passage and found.passage.note else [])]
     return [*lines, *pruning_lines(found), *(f"note        {n}" for n in notes)]
+
+
+def text_across(found: CrossStudy) -> list[str]:
+    """The same for cross-attention."""
+    lines = [f"{name:10}  {said}" for name, said in found.about]
+    if found.measured:
+        lines += [f"{'measured':10}  {rows_told(found)}", "", *columns(cells(found), 1), ""]
+    return [*lines, f"{statement(found)}"]
 
 
 def head_line(found: Study) -> list[str]:

@@ -29,6 +29,7 @@ class Command:
     about: str
     run: Callable[..., int | None]
     options: type
+    models: bool = False  # it takes the keys of `train` too, which describe a model
 
 
 def overview(commands: dict[str, Command]) -> str:
@@ -44,7 +45,9 @@ def help_of(name: str, command: Command, extra: Path | None = None) -> str:
     lines = [f"toymha {name} key=value ...   {command.about}", ""]
     if command.options is not config.Config:
         known, defaults = keys(command.options).items(), fill({}, command.options)
-        return "\n".join(lines + [_key_line(k, f, hint, defaults.get(k, "required")) for k, (f, hint) in known])
+        lines += [_key_line(k, f, hint, defaults.get(k, "required")) for k, (f, hint) in known]
+        more = ["", "and the keys of a model and its data, which `toymha train --help` lists"] if command.models else []
+        return "\n".join(lines + more)
     from toymha.compose import Composer
 
     composed, made = Composer(extra=extra).composed({})
@@ -80,7 +83,9 @@ def help_of(name: str, command: Command, extra: Path | None = None) -> str:
 
 def _key_line(name: str, f: Any, hint: Any, default: Any) -> str:
     kind = "|".join(f.metadata["choices"]) or str(getattr(hint, "__name__", hint)).replace(" | None", "")
-    return f"  {name + '=' + word(default):28} {kind:24} {f.metadata['help']}"
+    plain = isinstance(default, list) and not any(isinstance(v, (list, float)) for v in default)
+    shown = ",".join(map(word, default)) if plain else word(default)
+    return f"  {name + '=' + shown:28} {kind:24} {f.metadata['help']}"
 
 
 COMPLETION = {
@@ -104,16 +109,24 @@ def complete(shell: str, line: str, commands: dict[str, Command]) -> list[str]:
     typed = line.split()
     current = "" if line.endswith(" ") or not typed else typed.pop()
     command = next((w for w in typed[1:] if w in commands), None)
+    if command and (pair := next((f"{command} {w}" for w in typed[2:] if f"{command} {w}" in commands), None)):
+        command = pair
     name, equals, start = current.partition("=")
     if command is None:
-        return [c for c in commands if c.startswith(current)]
-    options = commands[command].options
+        return [c for c in commands if c.startswith(current) and " " not in c]
+    options, models = commands[command].options, commands[command].models
     if not equals:
-        names = [*GROUPS, *SPECIAL, *config.settable()] if options is config.Config else list(keys(options))
+        names = [] if options is config.Config else list(keys(options))
+        if options is config.Config or models:
+            names += [*GROUPS, *SPECIAL, *(k for k in config.settable() if k not in names)]
         return [f"{n}=" for n in names if n.startswith(current)]
     # bash takes the part behind "=" for a word of its own, zsh does not
     before = f"{name}=" if shell == "zsh" else ""
-    return [before + v for v in value_choices(options, name) if v.startswith(start)]
+    return [
+        before + v
+        for v in value_choices(options if name in keys(options) or not models else config.Config, name)
+        if v.startswith(start)
+    ]
 
 
 def value_choices(schema: type, name: str) -> list[str]:

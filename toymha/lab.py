@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -12,16 +13,21 @@ import torch
 
 from toymha import cost
 from toymha.bench import decoding_speed, steady_tokens_per_s
+from toymha.config import PAIRED
 from toymha.console import Console
 from toymha.data.corpus import Corpus
+from toymha.data.pairs import most_frequent
+from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
-from toymha.evaluate import Score, attention_statistics, evaluate, unigram_loss, windows
+from toymha.evaluate import Score, attention_statistics, evaluate, looked_at, unigram_loss
 from toymha.generate import sample
 from toymha.log import Log, learned
 from toymha.model.gpt import GPT
+from toymha.model.seq2seq import Seq2Seq
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
+from toymha.translate import Match, match, pairs_of, write_targets
 
 
 @dataclass
@@ -30,12 +36,12 @@ class Lab:
 
     run: Run
     corpus: Corpus
-    model: GPT
+    model: GPT | Seq2Seq
     device: torch.device
     precision: str
     console: Console
     stop: Stop
-    state: dict[str, Any]  # step, seconds of training, of each step, of all; losses since the last row, best
+    state: dict[str, Any]  # step, tokens, seconds of training, of each step, of all; losses since the last row, best
     began: float = field(default_factory=time.perf_counter)
 
     def begin(self, log: Log) -> bool:
@@ -85,15 +91,18 @@ class Lab:
             row["floor/val"] = score.floor
         for name, part in score.parts.items():
             row |= {f"relation_{k}/{name}": v for k, v in asdict(part).items() if k != "tokens"}
-        T = min(c.seq_len, 512)  # the statistics need T x T tensors, which training may have been spared
-        at_WT, _ = next(windows(self.corpus.splits["val"], T, 2 * T, 2))
-        row |= attention_statistics(self.model, self.corpus.splits["val"].tokens[at_WT - 1].long().to(self.device))
+        inputs = looked_at(self.model, self.corpus.splits["val"], c.seq_len)
+        row |= attention_statistics(self.model, *(x.to(self.device) for x in inputs))
+        if c.data.name in PAIRED and c.budget.eval_pairs:
+            found = self.written("val", c.budget.eval_pairs)
+            row |= {"pairs/exact": found.exact, "pairs/ser": found.ser}
         if c.budget.sample_tokens and step:
             row["sample"] = self.sample()
         every = c.budget.watch and c.budget.watch * c.budget.eval_every
         if every and (step % every == 0 or step == c.max_steps):
             from toymha.analysis.watch import watch  # matplotlib takes half a second
 
+            assert isinstance(self.model, GPT)
             scores, maps = watch(self.model, c, self.corpus, self.run.path / "watch" / f"step={step}")
             row |= scores
             log.images(step, maps)
@@ -103,27 +112,65 @@ class Lab:
         if best is None or score.loss < best["loss"]:
             self.state["best"] = {"step": step, "loss": score.loss}
             self.run.save_weights("best", self.model.state_dict(), step=step)
-        pace = c.tokens_per_step * step / self.state["seconds"] if step else 0.0
+        pace = self.state["tokens"] / self.state["seconds"] if step else 0.0
         self.console.evaluated(step, score, pace)
         return True
 
+    def written(self, split: str, most: int | None = None, width: int = 1) -> Match:
+        """Targets that the model writes itself, against the right ones: of a whole split, or of `most` of its pairs."""
+        poll = self.stop.check if most is None else lambda: None
+        with arithmetic(self.precision, self.device):
+            V = self.corpus.tokenizer.vocab_size
+            return match(self.model, self.corpus.splits[split], V, width=width, max_pairs=most, poll=poll)
+
+    def pairs(self) -> dict[str, Any] | None:
+        """By split: targets written greedily, by beam search, and symbol by symbol without a model."""
+        c, splits = self.run.config, self.corpus.splits
+        if c.data.name not in PAIRED:
+            return None
+        out: dict[str, Any] = {}
+        for name in (n for n in ("val", "test") if n in splits):
+            out[name] = {"greedy": asdict(self.written(name)), "frequent": most_frequent(splits["train"], splits[name])}
+            if c.budget.beam > 1:
+                out[name]["beam"] = asdict(self.written(name, width=c.budget.beam))
+        return out
+
     def sample(self) -> str:
         tokenizer, c = self.corpus.tokenizer, self.run.config
+        if c.data.name in PAIRED:
+            return self.sample_of_pairs()
+        assert isinstance(self.model, GPT)
         start = self.corpus.splits["val"].tokens[:1].tolist()
         with contextlib.suppress(UserError):  # a text of one line
             start = tokenizer.encode("\n").tolist() or start
         return tokenizer.decode(sample(self.model, start, c.budget.sample_tokens, tokenizer.vocab_size, c.seed))
 
+    def sample_of_pairs(self, n: int = 4) -> str:
+        """The first pairs of the validation split: source, target as the model writes it, and the right one."""
+        by, split = self.corpus.tokenizer, self.corpus.splits["val"]
+        assert isinstance(by, UnitTokenizer)
+        pairs = list(itertools.islice(pairs_of(split), n))
+        longest = max(len(target) for _, target in pairs) + 4
+        sources, V = [source for source, _ in pairs], by.vocab_size
+        found = write_targets(self.model, sources, separator=by.separator, end=by.begin, vocab_size=V, length=longest)
+        lines = []
+        for (source, target), (best, *_) in zip(pairs, found):
+            written, right = by.decode_target(best.tokens), by.decode_target(target)
+            told = "" if written == right else f"   (right: {right})"
+            lines.append(f"{by.source_text(source)} -> {written}{told}")
+        return "\n".join(lines)
+
     def heads(self) -> dict[str, Any]:
         """What `toymha heads` would find, as numbers."""
         from toymha.analysis.study import heads_of_run
 
+        assert isinstance(self.model, GPT)
         return heads_of_run(self.model, self.run.config, self.corpus, self.stop.check)
 
     def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
         c, losses = self.run.config, self.state["losses"]
         row = {"loss/train": sum(losses) / len(losses), "lr": c.optim.lr * factor, "grad_norm": grad_norm}
-        row["tokens_per_s"] = c.tokens_per_step * self.state["step"] / self.state["seconds"]
+        row["tokens_per_s"] = self.state["tokens"] / self.state["seconds"]
         log.row(self.state["step"], row)
         losses.clear()
 
@@ -155,23 +202,25 @@ class Lab:
         splits, V = self.corpus.splits, self.corpus.tokenizer.vocab_size
         test = self.score("test") if "test" in splits else None
         rows = self.run.rows() if last.parts else []
+        pairs = self.pairs()
         self.run.update(
             step=step,
-            tokens_trained=step * c.tokens_per_step,
+            tokens_trained=self.state["tokens"],
             seconds=self.state["seconds"],
-            tokens_per_s=step * c.tokens_per_step / self.state["seconds"] if step else 0.0,
-            steady_tokens_per_s=steady_tokens_per_s(self.state["step_seconds"], c.tokens_per_step),
+            tokens_per_s=self.state["tokens"] / self.state["seconds"] if step else 0.0,
+            steady_tokens_per_s=steady_tokens_per_s(self.state["step_seconds"], self.state["tokens"] / max(step, 1)),
             flops_per_token=cost.training_flops_per_token(c, V),
             kv_bytes=cost.kv_bytes(c, c.seq_len, bytes_per_number=2 if self.precision == "bf16" else 4),
             decode_tokens_per_s=decoding_speed(c, V, self.device, self.precision),
             val=last.to_dict(),
             best=best.to_dict() | {"step": best_step},
             test=test.to_dict() if test else None,
-            unigram_loss=unigram_loss(splits["train"], splits["val"], V),
+            unigram_loss=unigram_loss(self.model, splits["train"], splits["val"], V),
+            pairs=pairs,
             sample=self.sample() if c.budget.sample_tokens else None,
             heads=self.heads() if c.budget.heads else None,
             learned={name: learned(rows, name) for name in last.parts},
         )
-        log.final(step, last)
+        log.final(step, last, (pairs or {}).get("val") or {})
         self.console.stop()
         self.run.update(status="done", wall_seconds=self.wall_seconds)

@@ -54,6 +54,12 @@ RELATIONS = {  # of generated texts, one curve each; `answer` of a task
         "lowest possible loss (nats)": ["Multiline", ["relation_floor/.*"]],
     },
 }
+PAIRS = {  # targets that the model wrote itself
+    "pairs": {
+        "right entirely": ["Multiline", ["pairs/exact"]],
+        "symbol error rate": ["Multiline", ["pairs/ser"]],
+    },
+}
 FINAL = {"final/loss_val": "loss", "final/ppl_val": "ppl", "final/bits_per_char": "bits_per_char"}
 
 
@@ -104,9 +110,12 @@ class Log:
     def flush(self) -> None:
         self.writer.flush()
 
-    def final(self, step: int, score: Any) -> None:
-        """The whole-split numbers, also as the metrics of TensorBoard's HParams page."""
-        self.row(step, {tag: getattr(score, name) for tag, name in FINAL.items()})
+    def final(self, step: int, score: Any, written: Mapping[str, Any]) -> None:
+        """The whole-split numbers, also as the metrics of TensorBoard's HParams page. `written`: of pairs, how -> exact
+        and ser."""
+        row = {tag: getattr(score, name) for tag, name in FINAL.items()}
+        row |= {f"final/{k}_{how}": m[k] for how, m in written.items() if m for k in ("exact", "ser")}
+        self.row(step, row)
 
     def _draw(self, r: dict[str, Any]) -> None:
         for tag, value in r.items():
@@ -117,8 +126,10 @@ class Log:
 
     def _head(self) -> None:
         """What does not change along the run: layout of the curves, configuration, hyperparameters."""
-        generated = self.run.config.data.name in config.GENERATED
-        layout = LAYOUT | (RELATIONS if generated else {}) | (HEADS if self.run.config.budget.watch else {})
+        data, watched = self.run.config.data.name, self.run.config.budget.watch
+        layout = LAYOUT | (HEADS if watched else {})
+        layout |= RELATIONS if data in config.GENERATED or data in config.PAIRED else {}
+        layout |= PAIRS if data in config.PAIRED else {}
         self.writer.add_custom_scalars(layout)
         text = (self.run.path / "config.yaml").read_text("utf-8")
         self.writer.add_text("config", "    " + text.replace("\n", "\n    "), 0)
@@ -126,8 +137,9 @@ class Log:
             k: v if isinstance(v, (bool, int, float, str)) else json.dumps(v)
             for k, v in config.identity_values(self.run.config).items()
         }
+        written = ["final/exact_greedy", "final/ser_greedy"] if data in config.PAIRED else []
         # add_hparams would make a second run; these three records belong to this run's own event file.
-        for record in hparams(flat, dict.fromkeys(FINAL, 0.0)):
+        for record in hparams(flat, dict.fromkeys([*FINAL, *written], 0.0)):
             self.writer._get_file_writer().add_summary(record)
 
 

@@ -241,14 +241,35 @@ def _of_kind(kind: str) -> Metric:
     return _of_heads(f"heads/{kind}", f"{kind} heads", "heads", read, step=lambda _: 1.0)
 
 
-OF_SPLIT = {"ppl": _ppl, "bits_per_char": _bits_per_char}  # metrics whose name does not say on which split
+def _exact(split: str, how: str = "greedy") -> Metric:
+    label = f"targets that are right entirely, {HOW[how]}, {SPLITS[split]} split"
+    read = _number("pairs", split, how, "exact")
+    return Metric(_written("exact", how), label, "%", read, scale=100, digits=1, higher_is_better=True)
+
+
+def _ser(split: str, how: str = "greedy") -> Metric:
+    label = f"symbol error rate of what is written, {HOW[how]}, {SPLITS[split]} split"
+    return Metric(_written("ser", how), label, "%", _number("pairs", split, how, "ser"), scale=100, digits=1)
+
+
+def _written(name: str, how: str) -> str:
+    return name if how == "greedy" else f"{name}/{how}"
+
+
+HOW = {"greedy": "greedily", "beam": "by beam search"}  # targets of pairs are written
+OF_SPLIT = {  # metrics whose name does not say on which split
+    "ppl": _ppl,
+    "bits_per_char": _bits_per_char,
+    "exact": _exact,
+    "exact/beam": lambda split: _exact(split, "beam"),
+    "ser": _ser,
+    "ser/beam": lambda split: _ser(split, "beam"),
+}
 METRICS = {
     m.name: m
     for m in (
         _loss("test"),
         _loss("val"),
-        _ppl("test"),
-        _bits_per_char("test"),
         _speed("tokens_per_s", "training speed, of the median step", "steady_tokens_per_s"),
         _speed("decode_tokens_per_s", "decoding speed", "decode_tokens_per_s"),
         _counted("parameters", "parameters", "parameters", "parameters"),
@@ -256,6 +277,7 @@ METRICS = {
         _counted("kv_bytes", "bytes of KV cache for one sequence", "bytes", "kv_bytes"),
         _share("stalled", "runs that diverged or never beat frequencies alone", lambda r: float(r.stalled)),
         *_studied(),
+        *(make("test") for make in OF_SPLIT.values()),
     )
 }
 # By relation: `right/topic` and so on, for data sets whose tokens are tagged.

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from toymha import runs
+from toymha.batches import check_pairs
 from toymha.config import Config, Data
 from toymha.data import text, tokenizer
 from toymha.data.corpus import Corpus, check_lengths, load_corpus
 from toymha.device import set_up
 from toymha.model.gpt import GPT
+from toymha.model.seq2seq import Seq2Seq, make_model
 from toymha.runs import Run
 from toymha.schema import UserError
 
@@ -26,10 +28,19 @@ class Opened:
 
     run: Run | None
     config: Config
-    model: GPT
+    model: GPT | Seq2Seq
     corpus: Corpus
     device: torch.device
     precision: str
+
+    @property
+    def gpt(self) -> GPT:
+        """The model of a run without an encoder. Raises UserError for one with."""
+        if isinstance(self.model, Seq2Seq):
+            raise UserError(
+                f"this is for models without an encoder, and the run has {self.config.n_encoder_layer} layers of one"
+            )
+        return self.model
 
     def split(self, name: str) -> str:
         """The name of a split that is there. Raises UserError with those that are."""
@@ -64,7 +75,9 @@ def open_run(
         raise UserError(f"the text of this run has changed since it was trained; {again} scores the new one")
     corpus = load_corpus(data or c.data, own)
     check_lengths(corpus, c.seq_len)
-    model = GPT(c, own.vocab_size).to(where)
+    if c.n_encoder_layer is not None:
+        check_pairs(corpus.splits, c.seq_len)
+    model = make_model(c, own.vocab_size).to(where)
     model.load_state_dict(run.load_weights(WEIGHTS[weights]))
     return Opened(run, c, model.eval(), corpus, where, arithmetic)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from toymha.analysis.names import ORDERS
 from toymha.help import COMPLETION
-from toymha.schema import key
+from toymha.schema import UserError, key, nearest, word
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,114 @@ class PruneOptions:
     seed: int = key("of by=random and by=gates", low=0, high=2**32 - 1, default=0)
     device: str = key("auto = cuda, else mps, else cpu", default="auto")
     threads: int | None = key("CPU threads; null = all cores", low=1, default=None)
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Options of `toymha generate`."""
+
+    run: str = key("the run folder", text=True)
+    prompt: str | None = key("the text to go on from, any characters; - reads standard input", text=True, default=None)
+    prompt_file: str | None = key("a file whose whole text is the prompt", text=True, default=None)
+    prompts: str | None = key("a file with one prompt a line, read as one batch", text=True, default=None)
+    max_new_tokens: int = key("tokens to make, at most", low=0, default=200)
+    temperature: float = key("divides the logits; 0 = always the most likely token", low=0, default=0.8)
+    top_k: int | None = key("keep the k most likely tokens; null or 0 = all", low=0, default=None)
+    top_p: float | None = key(
+        "keep the most likely tokens that together have this probability; null or 1 = all", low=0, high=1, default=None
+    )
+    min_p: float | None = key(
+        "keep tokens at least this share as likely as the most likely; null or 0 = all", low=0, high=1, default=None
+    )
+    repetition_penalty: float = key(
+        "divides positive and multiplies negative logits of tokens that are there already; 1 = off",
+        above=0,
+        default=1.0,
+    )
+    beam: int = key("width of the beam search; 1 = none; only for temperature=0", low=1, high=1024, default=1)
+    num_samples: int = key("texts for each prompt", low=1, high=10_000, default=1)
+    stop: list[str] | None = key("texts that end a sample, such as stop=['\\n\\n']", default=None)
+    seed: int = key("of the first sample; each has a random stream of its own", low=0, high=2**32 - 1, default=0)
+    cache: bool = key("keep keys and values; false recomputes the whole text for each token", default=True)
+    overflow: str = key(
+        "when the context is full: crop (recompute the last seq_len tokens for each), slide (rotary or no positions: "
+        "each token sees the last seq_len), stop",
+        choices=("crop", "slide", "stop"),
+        default="crop",
+    )
+    output: str = key("text as it is made, or one JSON object a sample", choices=("text", "jsonl"), default="text")
+    trace: bool = key("write each step, its candidates and its attention as a page and a text", default=False)
+    weights: str = key("of the last step or of the best evaluation", choices=("last", "best"), default="last")
+    device: str = key("auto = cuda, else mps, else cpu", default="auto")
+    precision: str | None = key(
+        "auto, fp32 or bf16; null = as the run was told", choices=("auto", "fp32", "bf16"), default=None
+    )
+    threads: int | None = key("CPU threads; null = all cores", low=1, default=None)
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `toymha bench` takes beside the keys of `train` that describe a model (n_kv_head=8,2,1)."""
+
+    run: str | None = key(
+        "a run whose model is timed; null: the models that the other words describe", text=True, default=None
+    )
+    prompt_len: list[int] = key("tokens of the prompt, such as 32,128,512", default=[32, 128, 512])
+    batch: list[int] = key("sequences at a time, such as 1,32", default=[1])
+    new_tokens: int = key("tokens that are decoded after the prompt", low=2, high=1_000_000, default=64)
+    cache: list[bool] = key("with a cache, without, or both", default=[True, False])
+    precision: list[str] = key("fp32, bf16 or both; auto = what this machine is fast at", default=["auto"])
+    repeats: int = key("timings of each number; their median is told", low=3, high=1000, default=5)
+    name: str = key("folder below output_dir", text=True, default="bench")
+    output_dir: str = key("where the table, the plot and the JSON lines go", text=True, default="outputs")
+    device: str = key("auto = cuda, else mps, else cpu", default="auto")
+    threads: int | None = key("CPU threads; null = all cores", low=1, default=None)
+
+    def __post_init__(self) -> None:
+        check_items("prompt_len", self.prompt_len, low=1)
+        check_items("batch", self.batch, low=1)
+        check_items("cache", self.cache)
+        check_items("precision", self.precision, ("auto", "fp32", "bf16"))
+
+
+@dataclass(frozen=True)
+class BenchTrainOptions:
+    """What `toymha bench train` takes beside the keys of `train` (seq_len=64,256): one step of training."""
+
+    attention: list[str] = key("explicit (T x T in memory), fused, or both", default=["explicit", "fused"])
+    precision: list[str] = key("fp32, bf16 or both; auto = what this machine is fast at", default=["auto"])
+    repeats: int = key("timings of a step; their median is told", low=3, high=1000, default=5)
+    name: str = key("folder below output_dir", text=True, default="bench_train")
+    output_dir: str = key("where the table, the plot and the JSON lines go", text=True, default="outputs")
+    device: str = key("auto = cuda, else mps, else cpu", default="auto")
+    threads: int | None = key("CPU threads; null = all cores", low=1, default=None)
+
+    def __post_init__(self) -> None:
+        check_items("attention", self.attention, ("explicit", "fused"))
+        check_items("precision", self.precision, ("auto", "fp32", "bf16"))
+
+
+def check_items(name: str, values: Sequence[Any], choices: Sequence[str] = (), low: int | None = None) -> None:
+    """Raises UserError for an empty list, an item that is there twice, or one that is none of the choices."""
+    if not values:
+        raise UserError(f"{name}=[]: give at least one value")
+    for i, value in enumerate(values):
+        if choices and value not in choices:
+            raise UserError(f"{name}={value}: must be one of {', '.join(choices)}{nearest(str(value), choices)}")
+        if low is not None and value < low:
+            raise UserError(f"{name}={value}: must be >= {low}")
+        if value in values[:i]:
+            raise UserError(f"{name}: {word(value)} is given twice")
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What `toymha cost` takes beside the keys of `train` (model=llama2_70b seq_len=4096 batch_size=1,32)."""
+
+    compare: list[str] | None = key("models side by side, such as llama2_70b,llama2_70b_mha", default=None)
+    dtype: str = key("numbers of weights, cache and activations", choices=("fp32", "fp16", "bf16"), default="fp16")
+    shapes: bool = key("walk a tensor through one attention layer, and print its shape after each step", default=False)
+    json: bool = key("one JSON object a configuration instead of the table", default=False)
 
 
 @dataclass(frozen=True)

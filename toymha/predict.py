@@ -132,11 +132,12 @@ def kind_of(c: Config) -> str:
     """What runs of equal pace have in common: all but seeds, lengths and what is neither size nor shape."""
     sizes = (c.n_layer, c.dim, c.n_head, c.G, c.D, c.Dv, c.F, c.vocab_size)
     switches = (c.mlp, c.norm, c.norm_position, c.pos, c.w_o, c.tied_heads, c.score_scale, c.causal, repr(c.kept_heads))
+    pairs = (c.n_encoder_layer, c.crosses, c.budget.eval_pairs, c.budget.beam)
     dropout = (c.attn_dropout > 0, c.resid_dropout > 0)
     work = (c.seq_len, c.batch_size, c.grad_accum, c.optim.name, c.data, c.precision, c.compile)
     b = c.budget
     looks = (b.eval_tokens, b.sample_tokens, b.decode_tokens, b.heads, b.watch)
-    return repr((sizes, switches, dropout, work, looks))
+    return repr((sizes, switches, dropout, work, looks, pairs))
 
 
 def shortened(p: Point, folder: str, threads: int) -> Point:

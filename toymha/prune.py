@@ -34,9 +34,11 @@ def prune(o: Any) -> tuple[Point, Opened]:
 
     Raises UserError for heads or a share that cannot be.
     """
+    if (layers := Run.load(o.run).config.n_encoder_layer) is not None:
+        raise UserError(f"{o.run}: prune is for models without an encoder, and this run has {layers} layers of one")
     opened = open_run(o.run, device=o.device, threads=o.threads)
     going = chosen(o, opened)
-    there = heads_of(opened.model)
+    there = heads_of(opened.gpt)
     c = opened.config
     kept = [[h.head for h in there if h.layer == layer and h not in going] for layer in range(c.n_layer)]
     how = f"without={'+'.join(h.name for h in sorted(going))}"
@@ -71,7 +73,7 @@ def tuned_down(c: Config, o: Any) -> Any:
 
 def chosen(o: Any, opened: Opened) -> set[Head]:
     """The heads that go: those named, or the least important ones by a measure on training text."""
-    there = heads_of(opened.model)
+    there = heads_of(opened.gpt)
     if (o.heads is None) == (o.share is None):
         both = "one of the two is enough" if o.heads else "say what shall go"
         raise UserError(f"{both}: share=0.25 (of the heads, the least important), or heads=L0H1,L2H3")
@@ -100,7 +102,7 @@ def chosen(o: Any, opened: Opened) -> set[Head]:
     train, c = opened.corpus.splits["train"], opened.config
     print("measuring ...", file=sys.stderr, flush=True)
     measured = importance(
-        opened.model, train, c.seq_len, max_tokens=o.tokens, measures=[by], seed=o.seed, split_name="train"
+        opened.gpt, train, c.seq_len, max_tokens=o.tokens, measures=[by], seed=o.seed, split_name="train"
     )
     return set(order_of(measured, by)[:count])
 
@@ -123,7 +125,7 @@ def comparison(before: Opened, after: Run) -> list[str]:
     ]
     names = ("parameters", "FLOPs of a token, forward", "KV cache, bytes a sequence")
     rows: list[tuple[str, float, float, str]] = []
-    rows.append(("heads", len(heads_of(before.model)), len(heads_of(model)), ",.0f"))
+    rows.append(("heads", len(heads_of(before.gpt)), len(heads_of(model)), ",.0f"))
     rows += [(name, old_cost, new_cost, ",.0f") for name, old_cost, new_cost in zip(names, *costs)]
     for split, name in (("val", "validation"), ("test", "test")):
         if old.get(split) and new.get(split):
@@ -133,7 +135,7 @@ def comparison(before: Opened, after: Run) -> list[str]:
     for name, a, b, form in rows:
         lines.append([name, f"{a:{form}}", f"{b:{form}}", f"{100 * (b / a - 1):+.1f} %" if a else "-"])
     if c.causal and c.seq_len >= 16:
-        lines.append(decoding_line(before.model, model, c.seq_len, before))
+        lines.append(decoding_line(before.gpt, model, c.seq_len, before))
     return columns(lines, 1)
 
 
@@ -159,14 +161,14 @@ def decoding(model: GPT, seq_len: int, opened: Opened) -> float:
 
 def prune_run(o: Any) -> int:
     """Make the run, train it where steps are asked for, and print what changed."""
-    from toymha.cli import train_one
+    from toymha.commands import train_one
 
     point, before = prune(o)
     path = runs.folder(point.config, point.label)
     outcome = train_one(point, quiet=not o.steps)
     if outcome == 0:
         after = Run.load(path)
-        gone = sorted(set(heads_of(before.model)) - {Head(n, h) for n, k in enumerate(kept_of(after)) for h in k})
+        gone = sorted(set(heads_of(before.gpt)) - {Head(n, h) for n, k in enumerate(kept_of(after)) for h in k})
         print(f"without  {', '.join(h.name for h in gone)}\n")
         print("\n".join(comparison(before, after)))
         print(f"\nrun folder  {quote(path)}")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from toymha.config import MODEL_KEYS, Config, identity_values
 from toymha.data.corpus import Corpus
-from toymha.model.gpt import GPT
+from toymha.model.seq2seq import make_model
 from toymha.model.shrink import shrink
 from toymha.runs import Run, read_json
 from toymha.schema import UserError, word
@@ -33,7 +33,7 @@ def first_weights(c: Config, corpus: Corpus) -> dict[str, Tensor]:
         weights = shrink(run.load_weights("model"), run.config, c)
     except ValueError as e:
         raise UserError(f"start={c.start}: {e}; take its kept_heads={run.config.kept_heads}, or fewer") from None
-    own = GPT(c, corpus.tokenizer.vocab_size).state_dict()
+    own = make_model(c, corpus.tokenizer.vocab_size).state_dict()
     wrong = [k for k in own | weights if k not in own or k not in weights or own[k].shape != weights[k].shape]
     if wrong:
         raise UserError(f"start={c.start} is a model of another shape: {', '.join(wrong[:4])}")

@@ -12,20 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from toymha import cost
+from toymha.batches import check_pairs, draw
 from toymha.compose import Point
 from toymha.config import Config
 from toymha.console import Console
-from toymha.data.corpus import Corpus, check_lengths, load_corpus, random_batch
+from toymha.data.corpus import Corpus, check_lengths, load_corpus
 from toymha.device import arithmetic, set_up
 from toymha.lab import Lab
 from toymha.log import Log
-from toymha.model.gpt import GPT
+from toymha.machine import check_room
+from toymha.model.seq2seq import make_model
 from toymha.optim import lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
 from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
 from toymha.start import first_weights
 from toymha.stop import Interrupted, Stop
+
+TRAINING_BYTES = 16  # a parameter: itself, its gradient and two moments, each in fp32
 
 
 def train_point(point: Point, console: Console, stop: Stop) -> Run:
@@ -38,6 +43,8 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
     begins = c.start and not (folder(c, point.label) / "checkpoint.pt").is_file()
     first = first_weights(c, corpus) if begins else None  # before a folder is made
     device, precision = set_up(c)
+    n = sum(cost.parameters(c, corpus.tokenizer.vocab_size).values())
+    check_room(device, TRAINING_BYTES * n, f"training {n:,} parameters", "a smaller model, or only `toymha cost`")
     about = {"choices": point.choices, "label": point.label, "device": str(device), "precision": precision}
     run = Run.open(folder(c, point.label), c, corpus.sha256, about | {"threads": torch.get_num_threads()})
     try:
@@ -64,6 +71,8 @@ def check_data(c: Config) -> Corpus:
     """The corpus of a run. Raises UserError when the text cannot be had, is too short, or has too many symbols."""
     corpus = load_corpus(c.data)
     check_lengths(corpus, c.seq_len)
+    if c.n_encoder_layer is not None:
+        check_pairs(corpus.splits, c.seq_len)
     if c.vocab_size and c.vocab_size < corpus.tokenizer.vocab_size:
         raise UserError(f"vocab_size={c.vocab_size}: the data has {corpus.tokenizer.vocab_size} symbols; leave it null")
     return corpus
@@ -83,7 +92,7 @@ def train(
     All chance is a function of (seed, step), so that only weights and moments need to be restored.
     """
     c, b, text = run.config, run.config.budget, corpus.splits["train"]
-    model = GPT(c, corpus.tokenizer.vocab_size).to(device)
+    model = make_model(c, corpus.tokenizer.vocab_size).to(device)
     optimizers = make_optimizers(model, c)
     state = restore(run, first, model, optimizers)
     lab = Lab(run, corpus, model, device, precision, console, stop, state)
@@ -97,14 +106,14 @@ def train(
             began = time.perf_counter()
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
-            x_BT, y_BT = random_batch(text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
+            batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
             if c.attn_dropout or c.resid_dropout:
                 torch.manual_seed(stream_seed(c.seed_of_data, "dropout", state["step"]))
             loss = 0.0
-            for x, y in zip(x_BT.to(device).chunk(c.grad_accum), y_BT.to(device).chunk(c.grad_accum), strict=True):
+            for inputs, y_BT, share in batch.parts(c.grad_accum, device):
                 with arithmetic(precision, device):
-                    logits = forward(x)
-                part = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) / c.grad_accum
+                    logits_BTV = forward(*inputs)
+                part = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten()) * share
                 part.backward()
                 loss += part.item()
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
@@ -118,6 +127,7 @@ def train(
                 optimizer.zero_grad()
             state["losses"].append(loss)
             state["step"] += 1
+            state["tokens"] += batch.tokens
             state["step_seconds"].append(time.perf_counter() - began)
             state["seconds"] += state["step_seconds"][-1]
             step, last = state["step"], progress_of(c, state) >= 1
@@ -147,7 +157,7 @@ def restore(
     run: Run, first: dict[str, Tensor] | None, model: nn.Module, optimizers: list[torch.optim.Optimizer]
 ) -> dict[str, Any]:
     """The last checkpoint, loaded into model and optimizers; the rest of it is the state of the loop."""
-    new = {"step": 0, "seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "losses": [], "best": None}
+    new = {"step": 0, "tokens": 0, "seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "losses": [], "best": None}
     saved = run.load_checkpoint()
     if saved is None:
         if first is not None:
@@ -166,7 +176,7 @@ def compiled(model: nn.Module, c: Config, device: torch.device, precision: str, 
     try:
         idx_BT = torch.zeros(c.batch_size // c.grad_accum, c.seq_len, dtype=torch.long, device=device)
         with arithmetic(precision, device):
-            logits = fast(idx_BT)
+            logits = fast(*([idx_BT] if c.n_encoder_layer is None else [idx_BT, idx_BT]))
         logits.float().mean().backward()
         model.zero_grad()
     except Exception as e:

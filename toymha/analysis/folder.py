@@ -90,7 +90,7 @@ def _looked_at(o: Any, result: Result) -> tuple[Census, over_seeds.Numbers | Non
     """The census of a run, and its numbers of importance and pruning: those that it keeps, or measured if asked for."""
     print(f"{result.path} ...", file=sys.stderr, flush=True)
     opened = open_run(str(result.path), weights=o.weights, device=o.device, precision="fp32", threads=o.threads)
-    found = census(opened.model, opened.config, opened.corpus, seed=o.seed)
+    found = census(opened.gpt, opened.config, opened.corpus, seed=o.seed)
     numbers = result.summary.get("heads") if o.weights == "last" else None
     if "pruning" in (o.parts or ()):
         numbers = numbers_of(study(subject(opened, o), "", ("pruning",), lambda _: None))

@@ -42,7 +42,7 @@ def write_study(folder: Path, study: Study, along: Sequence[Mapping[str, Any]] =
     if study.passage:
         passage, said = cropped(study.passage)
         study = replace(study, passage=passage)
-        notes += [*said, *_boxes(passage.labels)]
+        notes += [*said, *boxes(passage.labels)]
         for layer, heads in _layers(study.heads).items():
             titles = [tables.title(study, head) for head in heads]
             name = folder / "maps" / f"layer{layer}"
@@ -61,7 +61,8 @@ def cropped(passage: Passage) -> tuple[Passage, list[str]]:
     return replace(passage, labels=passage.labels[:most], patterns=patterns), [note]
 
 
-def _boxes(labels: Iterable[str]) -> list[str]:
+def boxes(labels: Iterable[str]) -> list[str]:
+    """A note, if the PNG maps cannot show some of these."""
     missing = plots.lacking(map(plots.visible, labels))
     if not missing:
         return []

@@ -33,7 +33,8 @@ HAN = (
     *("Noto Serif CJK SC", "Noto Serif CJK JP", "AR PL UMing CN", "AR PL UKai CN", "Droid Sans Fallback"),
 )
 LABEL = 10  # columns of a token's label; a Chinese character takes two
-SIZES = ((32, 16, 11), (64, 12, 10), (128, 10, 9), (MOST_TOKENS, 8, 7))  # up to so many tokens: cells, letters
+# Up to so many tokens: cells, letters.
+SIZES = ((4, 40, 13), (8, 28, 12), (32, 16, 11), (64, 12, 10), (128, 10, 9), (MOST_TOKENS, 8, 7))
 GAP, AXIS, TITLE, FOOT = 22, 22, 40, 58  # between maps, for a word at an axis, above a map, below all
 
 
@@ -117,43 +118,59 @@ def painted(pattern_TS: np.ndarray, causal: bool) -> np.ndarray:
 
 
 def write_maps(
-    path: Path, titles: Sequence[str], pattern_HTS: np.ndarray, labels: Sequence[str], causal: bool
+    path: Path,
+    titles: Sequence[str],
+    pattern_HTS: np.ndarray,
+    labels: Sequence[str],
+    causal: bool,
+    keys: Sequence[str] | None = None,
+    words: tuple[str, str] = ("query", "key"),
 ) -> list[Path]:
-    """One figure of a layer's maps as <path>.png and <path>.svg; `titles` may have two lines."""
+    """One figure of a layer's maps as <path>.png and <path>.svg; `titles` may have two lines. `keys`: labels of the
+    columns, where they are other tokens than those of the rows; `words`: at the axes, for rows and columns."""
     with styled(), _unspoken():
-        figure, scale = _maps(titles, pattern_HTS, labels, causal)
+        figure, scale = _maps(titles, pattern_HTS, labels, labels if keys is None else keys, causal, words)
         png, vector = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
         runs.write(png, lambda p: figure.savefig(p, format="png", dpi=72 * scale, metadata={"Software": None}))
         runs.write(vector, lambda p: figure.savefig(p, format="svg", metadata={"Date": None, "Creator": None}))
     return [png, vector]
 
 
-def _maps(titles: Sequence[str], pattern_HTS: np.ndarray, labels: Sequence[str], causal: bool) -> tuple[Any, float]:
+def _maps(
+    titles: Sequence[str],
+    pattern_HTS: np.ndarray,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    causal: bool,
+    words: tuple[str, str],
+) -> tuple[Any, float]:
     """The figure, and how many pixels of a PNG make one of its own: two, fewer in one that is large already."""
     from matplotlib.figure import Figure
 
-    H, T = len(titles), len(labels)
-    cell, size = next(s[1:] for s in SIZES if s[0] >= T)
-    shown = [cut(visible(label)) for label in labels]
-    wide = _widths(shown, size)
-    room = max(wide) + 6  # beside the cells and below them, for the longest label
-    across = min(H, 4 if T <= 128 else 2)
-    side, down = cell * T, math.ceil(H / across)
-    pitch = (AXIS + room + max(side, 200) + GAP, TITLE + side + room + AXIS + GAP)
+    H, T, S = len(titles), len(queries), len(keys)
+    cell, size = next(s[1:] for s in SIZES if s[0] >= max(T, S))
+    rows, columns = ([cut(visible(label)) for label in labels] for labels in (queries, keys))
+    wide_S = _widths(columns, size)
+    beside, below = max(_widths(rows, size)) + 6, max(wide_S) + 6  # room for the longest label
+    across = min(H, 4 if max(T, S) <= 128 else 2)
+    down = math.ceil(H / across)
+    pitch = (AXIS + beside + max(cell * S, 200) + GAP, TITLE + cell * T + below + AXIS + GAP)
     width, height = across * pitch[0] + GAP, down * pitch[1] + FOOT + GAP
     figure = Figure(figsize=(width / 72, height / 72), dpi=72, facecolor="white")
     for h, title in enumerate(titles):
-        left, top = GAP + (h % across) * pitch[0] + AXIS + room, GAP + (h // across) * pitch[1] + TITLE
-        axes = figure.add_axes((left / width, 1 - (top + side) / height, side / width, side / height))
+        left, top = GAP + (h % across) * pitch[0] + AXIS + beside, GAP + (h // across) * pitch[1] + TITLE
+        box = left / width, 1 - (top + cell * T) / height, cell * S / width, cell * T / height
+        axes = figure.add_axes(box)
         axes.imshow(painted(pattern_HTS[h], causal), interpolation="none", aspect="auto")
         axes.set_axis_off()
-        _frame(axes, T)
-        _label(axes, shown, wide, cell, size)
+        _frame(axes, T, S)
+        _label(axes, rows, columns, wide_S, cell, size)
         name, _, more = title.partition("\n")
         _at(axes, name, (0, 1), (0, 22), fontsize=14, weight="bold")
         _at(axes, more, (0, 1), (0, 7), fontsize=11, color=QUIET)
-        _at(axes, "key", (0.5, 0), (0, -room - 4), fontsize=size + 2, ha="center", va="top")
-        _at(axes, "query", (0, 0.5), (-room - 8, 0), fontsize=size + 2, ha="center", va="center", rotation=90)
+        _at(axes, words[1], (0.5, 0), (0, -below - 4), fontsize=size + 2, ha="center", va="top")
+        side: Any = {"ha": "center", "va": "center", "rotation": 90}
+        _at(axes, words[0], (0, 0.5), (-beside - 8, 0), fontsize=size + 2, **side)
     _scale(figure, GAP + AXIS, height - FOOT, width, height, causal)
     return figure, max(1.0, min(2.0, 4000 / width))
 
@@ -164,12 +181,12 @@ def _at(axes: Any, text: str, corner: tuple[float, float], offset: tuple[float, 
     axes.annotate(text, corner, offset, xycoords="axes fraction", textcoords="offset points", **style)
 
 
-def _frame(axes: Any, n: int) -> None:
-    """A hair line around n x n cells."""
-    corners = [-0.5, n - 0.5, n - 0.5, -0.5, -0.5], [-0.5, -0.5, n - 0.5, n - 0.5, -0.5]
-    axes.plot(*corners, color="#bbbbbb", linewidth=0.8, clip_on=False)
-    axes.set_xlim(-0.5, n - 0.5)
-    axes.set_ylim(n - 0.5, -0.5)
+def _frame(axes: Any, rows: int, columns: int) -> None:
+    """A hair line around the cells."""
+    right, foot = columns - 0.5, rows - 0.5
+    axes.plot([-0.5, right, right, -0.5, -0.5], [-0.5, -0.5, foot, foot, -0.5], color="#bbbbbb", lw=0.8, clip_on=False)
+    axes.set_xlim(-0.5, right)
+    axes.set_ylim(foot, -0.5)
 
 
 def _widths(shown: Sequence[str], size: float) -> list[float]:
@@ -183,13 +200,16 @@ def _widths(shown: Sequence[str], size: float) -> list[float]:
     return [known[text] for text in shown]
 
 
-def _label(axes: Any, shown: Sequence[str], wide: Sequence[float], cell: float, size: float) -> None:
+def _label(
+    axes: Any, rows: Sequence[str], columns: Sequence[str], wide_S: Sequence[float], cell: float, size: float
+) -> None:
     """Labels left of the rows and below the columns, there upright where they are narrow enough. As texts, on a common
     baseline: ticks would take several times as long to draw."""
-    end, drop = len(shown) - 0.5, 0.36 * size / cell  # from the middle of a letter to its foot, in cells
+    end, drop = len(rows) - 0.5, 0.36 * size / cell  # from the middle of a letter to its foot, in cells
     style: dict[str, Any] = {"fontsize": size, "color": INK, "family": list(families())}
-    for i, (text, width) in enumerate(zip(shown, wide)):
+    for i, text in enumerate(rows):
         axes.text(-0.5 - 4 / cell, i + drop, text, ha="right", **style)
+    for i, (text, width) in enumerate(zip(columns, wide_S)):
         if width > cell:
             axes.text(i, end + 4 / cell, text, ha="center", va="top", rotation=90, **style)
         else:
@@ -239,7 +259,7 @@ def matrix(values_NN: np.ndarray, heads: Sequence[results.Head], name: str, dive
     colours = _colours(DIVERGING if diverging else SCALE)
     entries = np.rint(255 * (np.clip(np.nan_to_num(values_NN), low, 1) - low) / (1 - low))
     axes.imshow(colours[entries.astype(int)], interpolation="none", aspect="auto")
-    _frame(axes, N)
+    _frame(axes, N, N)
     axes.spines[:].set_visible(False)
     for i in begins[1:]:
         axes.axhline(i - 0.5, color=INK, linewidth=0.9)

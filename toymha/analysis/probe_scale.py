@@ -121,10 +121,10 @@ def queries_and_keys(model: GPT, x_BT: Tensor) -> dict[int, tuple[Tensor, Tensor
 
     def listen(layer: int, attn: Any) -> None:
         def hear(_module: Any, inputs: tuple[Any, ...]) -> None:
-            x_BTC, rope, *_ = inputs
+            x_BTC, place, *_ = inputs
             q_BHTD, k_BGSD, _ = attn.project(x_BTC)
-            if rope is not None:
-                q_BHTD, k_BGSD = rotate(q_BHTD, *rope), rotate(k_BGSD, *rope)
+            if place.rope is not None:
+                q_BHTD, k_BGSD = rotate(q_BHTD, *place.rope), rotate(k_BGSD, *place.rope)
             q_BHTD = q_BHTD.expand(-1, attn.H, -1, -1)  # tied heads have one
             heard[layer] = q_BHTD.cpu().double(), k_BGSD[:, attn.kv_of].cpu().double()
 

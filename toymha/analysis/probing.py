@@ -21,14 +21,14 @@ def _scale(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[ScaleStud
     s, c, V = subject(opened, o), opened.config, opened.corpus.tokenizer.vocab_size
     x_BT, _, _ = s.batch()
     fresh = untrained(c, V, x_BT)
-    found = ScaleStudy(name, about(s), scale(opened.model, c, x_BT), textbook(seed=o.seed), fresh, logged)
+    found = ScaleStudy(name, about(s), scale(opened.gpt, c, x_BT), textbook(seed=o.seed), fresh, logged)
     return found, scale_text(found)
 
 
 def _depth(o: Any, opened: Opened, name: str, logged: Logged) -> tuple[DepthStudy, list[str]]:
     s, c, V = subject(opened, o), opened.config, opened.corpus.tokenizer.vocab_size
     x_BT, y_BT, _ = s.batch()
-    trained = opened.model if opened.run else None
+    trained = opened.gpt if opened.run else None
     found = DepthStudy(name, about(s), depth(c, V, x_BT, y_BT, trained), logged)
     return found, depth_text(found)
 

@@ -64,7 +64,7 @@ class Subject:
 def subject(opened: Opened, o: Any) -> Subject:
     """`o`: options.HeadsOptions."""
     sizes = {k: getattr(o, k) for k in ("tokens", "gate_steps", "random_orders", "rounds", "seed", "text", "show")}
-    return Subject(opened.model, opened.config, opened.corpus, **sizes)
+    return Subject(opened.gpt, opened.config, opened.corpus, **sizes)
 
 
 def passage(s: Subject, _done: Mapping[str, Any]) -> Passage:

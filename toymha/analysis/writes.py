@@ -19,7 +19,6 @@ from toymha.model.attention import NoHeads
 from toymha.model.gpt import GPT
 from toymha.model.parts import LayerNorm, RMSNorm
 
-EPS = 1e-5  # of both norms
 ROOM = 2**24  # numbers that the writes of all heads may take at once: 64 MiB
 
 
@@ -145,12 +144,12 @@ def carry_back(norm: nn.Module, x_BTC: Tensor, towards_BTC: Tensor) -> tuple[Ten
 
 
 def _through_layer_norm(norm: Any, x_BTC: Tensor, towards_BTC: Tensor) -> Tensor:
-    scaled_BTC = towards_BTC * norm.weight / (x_BTC.var(-1, correction=0, keepdim=True) + EPS).sqrt()
+    scaled_BTC = towards_BTC * norm.weight / (x_BTC.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
     return scaled_BTC - scaled_BTC.mean(-1, keepdim=True)  # taking off the mean is its own transpose
 
 
 def _through_rms_norm(norm: Any, x_BTC: Tensor, towards_BTC: Tensor) -> Tensor:
-    return towards_BTC * norm.weight / (x_BTC.square().mean(-1, keepdim=True) + EPS).sqrt()
+    return towards_BTC * norm.weight / (x_BTC.square().mean(-1, keepdim=True) + norm.eps).sqrt()
 
 
 CARRY_BACK: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {

@@ -9,19 +9,19 @@ import functools
 import io
 import json
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from toymha.config import GENERATED, Data
-from toymha.data import generated, store, text
-from toymha.data.tokenizer import Tokenizer, WordTokenizer, from_dict, make
+from toymha.config import PAIRED, Data
+from toymha.data import generated, parallel, store, text
+from toymha.data.tokenizer import Tokenizer, from_dict, make
+from toymha.data.units import COLON, PairTokenizer, WordTokenizer
 from toymha.schema import UserError
 
-FORMAT = 3  # of the cached tokens: raise it when tokenizers, splits or what is known of their tokens change
+FORMAT = 4  # of the cached tokens: raise it when tokenizers, splits or what is known of their tokens change
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Split:
     """`chars` and `bytes` (UTF-8) are those of what is predicted: all but the first token, which nothing precedes.
 
     Loss in nats, summed over the predicted tokens and divided by them, is nats a character or a byte.
-    A character counts once its last byte is predicted. What follows is known of generated texts only.
+    A character counts once its last byte is predicted. What follows is known of generated texts and of pairs only, of
+    pairs neither `logp` (but of generated ones) nor `governors`.
     """
 
     tokens: Tensor  # N, uint8 where the vocabulary fits, else int32
@@ -41,6 +42,8 @@ class Split:
     governors: Tensor | None = None  # N, int32: index in `tokens` of the token that decides this one; -1 where tag is 0
     names: tuple[str, ...] = ()  # of the tags
     classes: Tensor | None = None  # V, int64: where a token is right, all tokens of its class are
+    separators: Tensor | None = None  # D, int64: of pairs, index of the mark between source and target
+    targets: tuple[int, int] | None = None  # characters and bytes of all targets, with the marks that end them
 
     @functools.cached_property
     def longest(self) -> int | None:
@@ -49,6 +52,23 @@ class Split:
             return None
         ends_D = torch.cat([self.starts[1:], torch.tensor([len(self.tokens)])])
         return int((ends_D - self.starts).max()) if len(self.starts) else 0
+
+    @functools.cached_property
+    def alike(self) -> list[Tensor]:
+        """The documents (int64 numbers) in classes of about equal length: no class has less than a 64th of them."""
+        assert self.starts is not None
+        size_D = torch.cat([self.starts[1:], torch.tensor([len(self.tokens)])]) - self.starts
+        sizes, counts = size_D.unique(return_counts=True)
+        out, of_class, n = [], [], 0
+        for size, count in zip(sizes.tolist(), counts.tolist()):
+            of_class.append(size)
+            n += count
+            if 64 * n >= len(size_D):
+                out.append(of_class)
+                of_class, n = [], 0
+        if of_class:  # the longest are too few for a class of their own
+            out = [*out[:-1], out[-1] + of_class]
+        return [torch.isin(size_D, torch.tensor(c)).nonzero().flatten() for c in out]
 
 
 @dataclass(frozen=True)
@@ -68,14 +88,18 @@ def load_corpus(data: Data, tokenizer: Tokenizer | None = None) -> Corpus:
     """
     whole = text.read_text(data)
     sha256 = text.sha256(whole)
-    how = tokenizer.to_dict() if tokenizer else [data.tokenizer, data.vocab_size]
+    how = tokenizer.to_dict() if tokenizer else [data.tokenizer, data.vocab_size, data.source_unit, data.target_unit]
     path = store.cache_dir() / "tokens" / f"{data.name}-{store.digest(FORMAT, sha256, data.split, how)}.npz"
     try:
         tokenizer, splits = _unpack(path.read_bytes())
     except Exception:  # missing, cut short, changed or old: all the same, it is made again
-        if data.name in GENERATED and (tokenizer.kind if tokenizer else data.tokenizer) == "word":
+        kind = tokenizer.kind if tokenizer else data.tokenizer
+        if data.name in generated.LANGUAGES and kind == "word":
             tokenizer = tokenizer or WordTokenizer(generated.words(data))
             splits = _generated_splits(data, tokenizer)
+        elif kind == "pair":
+            tokenizer = tokenizer or make(data, whole, whole)
+            splits = _pair_splits(data, whole, tokenizer)
         else:
             parts = cut(whole, data.split)
             tokenizer = tokenizer or make(data, whole, parts["train"])
@@ -85,14 +109,8 @@ def load_corpus(data: Data, tokenizer: Tokenizer | None = None) -> Corpus:
 
 
 def cut(whole: str, shares: list[float]) -> dict[str, str]:
-    """Train, val and test (where it has a share), by position: train is the first int(n * shares[0]) characters.
-
-    Shares are taken as the decimals they were written as: 0.7 + 0.2 is 0.9 here, and not a little less.
-    """
-    ends = [int(len(whole) * sum(map(Fraction, map(repr, shares[: i + 1])))) for i in range(len(shares) - 1)]
-    edges = [0, *ends, len(whole)]
-    names = [name for name, share in zip(("train", "val", "test"), shares, strict=False) if share > 0]
-    return {name: whole[edges[i] : edges[i + 1]] for i, name in enumerate(names)}
+    """Train, val and test (where it has a share), by position: train is the first int(n * shares[0]) characters."""
+    return {name: whole[low:high] for name, (low, high) in parallel.edges(len(whole), shares).items()}
 
 
 def check_lengths(corpus: Corpus, seq_len: int) -> None:
@@ -143,18 +161,52 @@ def _generated_splits(data: Data, by: Tokenizer) -> dict[str, Split]:
     for name, part in generated.generate(data).items():
         ids_N = id_of_word[part.ids].astype(np.uint8 if by.vocab_size <= 256 else np.int32)
         size = int(sizes_V[ids_N[1:]].sum())  # words are ASCII: a byte is a character
-        known = {what: torch.from_numpy(getattr(part, what)) for what in ("starts", "tags", "logp", "governors")}
+        known: dict[str, Any] = {
+            what: torch.from_numpy(getattr(part, what)) for what in ("starts", "tags", "logp", "governors")
+        }
+        if data.name in PAIRED:
+            known["separators"] = torch.from_numpy(np.flatnonzero(part.ids == generated.words(data).index(COLON)))
+            is_target_N = part.tags > 0
+            is_target_N[part.starts[1:]] = True
+            known["targets"] = (int(sizes_V[ids_N[is_target_N]].sum()),) * 2
         names = generated.LANGUAGES[data.name].tags
         out[name] = Split(torch.from_numpy(ids_N), size, size, **known, names=names, classes=classes_V)
     return out
 
 
-_ARRAYS = ("tokens", "starts", "tags", "logp", "governors", "classes")
+def _pair_splits(data: Data, whole: str, by: Tokenizer) -> dict[str, Split]:
+    """Of a text of pairs. Every token of a target has the tag `answer`."""
+    if not isinstance(by, PairTokenizer) or data.tokenizer != "pair":
+        raise UserError(
+            f"tokens of the kind pair belong to data of pairs of source and target; data={data.name} has none"
+        )
+    out = {}
+    for name, part in parallel.cut(whole, data).items():
+        ids_N = by.encode(part)
+        begins_N, separates_N = ids_N == by.begin, ids_N == by.separator
+        answers_N = (begins_N.cumsum() == separates_N.cumsum()) & ~separates_N
+        targets = "\n".join(line.partition("\t")[2] for line in part.removesuffix("\n").split("\n"))
+        out[name] = Split(
+            torch.from_numpy(ids_N),
+            chars=len(part) - 1,  # a mark is a line end or a tab, but the first begins no new line
+            bytes=len(part.encode("utf-8")) - 1,
+            starts=torch.from_numpy(np.flatnonzero(begins_N)),
+            tags=torch.from_numpy(answers_N.astype(np.uint8)),
+            names=("answer",),
+            classes=torch.arange(by.vocab_size),
+            separators=torch.from_numpy(np.flatnonzero(separates_N)),
+            targets=(len(targets), len(targets.encode("utf-8"))),
+        )
+    return out
+
+
+_ARRAYS = ("tokens", "starts", "tags", "logp", "governors", "classes", "separators")
+_PLAIN = ("chars", "bytes", "names", "targets")
 
 
 def _pack(by: Tokenizer, splits: dict[str, Split]) -> bytes:
     """An .npz file: a zip, which checks its own content by CRC when it is read."""
-    plain = {name: {"chars": s.chars, "bytes": s.bytes, "names": s.names} for name, s in splits.items()}
+    plain = {name: {what: getattr(s, what) for what in _PLAIN} for name, s in splits.items()}
     arrays: dict[str, Any] = {
         f"{name}.{what}": array.numpy()
         for name, s in splits.items()
@@ -174,5 +226,6 @@ def _unpack(content: bytes) -> tuple[Tokenizer, dict[str, Split]]:
             found: dict[str, Any] = {
                 a: torch.from_numpy(arrays[f"{name}.{a}"]) for a in _ARRAYS if f"{name}.{a}" in arrays
             }
-            splits[name] = Split(**found, **plain | {"names": tuple(plain["names"])})
+            found |= {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+            splits[name] = Split(**found)
     return from_dict(meta["tokenizer"]), splits

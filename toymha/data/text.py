@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from toymha.config import GENERATED, Data
-from toymha.data import generated, plays, store
+from toymha.data import generated, parallel, plays, store
 from toymha.data.addresses import FILES
 from toymha.data.store import Remote
+from toymha.data.units import PairTokenizer
 from toymha.schema import UserError, nearest
 
 DOWNLOADED_VERSION = 1  # of the loaders of downloaded files: raise it when one gives another text
@@ -70,7 +71,12 @@ def vocab_size(data: Data) -> int:
     """Number of tokens of the vocabulary that this data set gives, without making tokens. Raises UserError."""
     if data.tokenizer == "char":
         return len(set(read_text(data)))
-    sizes = {"byte": lambda: 256, "bpe": lambda: data.vocab_size or 0, "word": lambda: len(generated.words(data))}
+    sizes = {
+        "byte": lambda: 256,
+        "bpe": lambda: data.vocab_size or 0,
+        "word": lambda: len(generated.words(data)),
+        "pair": lambda: PairTokenizer.of(read_text(data), *parallel.units(data)).vocab_size,
+    }
     return sizes[data.tokenizer]()
 
 
@@ -92,8 +98,8 @@ def listing() -> list[dict[str, Any]]:
 
 def fetch(name: str) -> int:
     """Bring a data set here ahead of time; the number of its characters. Raises UserError when that cannot be."""
-    if name == "file":
-        raise UserError("data=file is a file of your own; there is nothing to fetch")
+    if name in ("file", "pairs"):
+        raise UserError(f"data={name} is a file of your own; there is nothing to fetch")
     if name in GENERATED:
         raise UserError(f"data={name} is generated when it is used; there is nothing to fetch")
     return len(read_text(Data(name=name, path=None, tokenizer="char", vocab_size=None, split=[0.9, 0.1])))
@@ -157,7 +163,7 @@ def decode(raw: bytes, where: str) -> str:
 
 def _file(data: Data) -> str:
     if not data.path:
-        raise UserError("data=file needs data.path, such as data.path=corpus.txt")
+        raise UserError(f"data={data.name} needs data.path, such as data.path=corpus.txt")
     path = Path(data.path).expanduser().absolute()
     try:
         raw = path.read_bytes()
@@ -166,6 +172,10 @@ def _file(data: Data) -> str:
     except OSError as e:  # opening a folder fails in its own way on each system
         raise UserError(f"cannot read {path}: {'it is a folder' if path.is_dir() else e.strerror}") from None
     return decode(raw, str(path))
+
+
+def _pairs(data: Data) -> str:
+    return parallel.of_file(_file(data), data)
 
 
 def _shakespeare(data: Data) -> str:
@@ -222,6 +232,9 @@ SOURCES: dict[str, Source] = {
         load=_pydoc,
     ),
     "file": Source("any text file of yours", size="-", licence="-", origin="data.path=FILE", load=_file),
+    "pairs": Source(
+        "a file of pairs of yours: source, tab, target", size="-", licence="-", origin="data.path=FILE", load=_pairs
+    ),
     "tinyshakespeare": Source(
         "parts of Shakespeare's plays, as in char-rnn and nanoGPT",
         size="1.1 MB",
@@ -274,4 +287,10 @@ SOURCES: dict[str, Source] = {
 SOURCES |= {
     name: Source(language.title, "data.tokens", "none needed", language.origin, load=generated.text)
     for name, language in generated.LANGUAGES.items()
+}
+SOURCES |= {
+    name: Source(
+        p.title, p.size, p.licence, p.origin, parallel.text, extra=name if p.package else None, package=p.package
+    )
+    for name, p in parallel.PARALLEL.items()
 }

@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, bytes, BPE or words. A run keeps its own tokenizer, as tokenizer.json."""
+"""Text to token ids and back: characters, bytes, BPE, words or pairs. A run keeps its own, as tokenizer.json."""
 
 from __future__ import annotations
 
@@ -9,38 +9,10 @@ from typing import Any
 import numpy as np
 
 from toymha.config import Data
-from toymha.data.documents import spelled
+from toymha.data import parallel
+from toymha.data.units import PairTokenizer, WordTokenizer
+from toymha.data.vocabulary import Tokenizer, named
 from toymha.schema import UserError
-
-
-class Tokenizer:
-    """What they have in common. Ids are 0 to `vocab_size` - 1; token i stands for the bytes `token_bytes(i)`."""
-
-    kind: str
-    vocab_size: int
-
-    def encode(self, text: str) -> np.ndarray:
-        """Ids, one-dimensional: uint8 where they fit, else int32. Raises UserError for symbols that have no token."""
-        raise NotImplementedError
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of the ids; bytes that are no whole character become U+FFFD."""
-        return b"".join(map(self.token_bytes, np.asarray(ids).tolist())).decode("utf-8", errors="replace")
-
-    def token_bytes(self, i: int) -> bytes:
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON can write and `from_dict` reads."""
-        return {"kind": self.kind}
-
-    def labels(self) -> list[str]:
-        """A printable name of each token: a space is `␣`, a line end `\\n`, a byte that is no character `\\xe4`."""
-        texts = (self.token_bytes(i).decode("utf-8", errors="backslashreplace") for i in range(self.vocab_size))
-        return ["".join("␣" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in text) for text in texts]
-
-    def _dtype(self) -> type:
-        return np.uint8 if self.vocab_size <= 256 else np.int32
 
 
 class CharTokenizer(Tokenizer):
@@ -72,8 +44,7 @@ class CharTokenizer(Tokenizer):
                 unknown = sorted(set(text) - set(self.symbols))
                 raise UserError(
                     f"{len(unknown)} symbols have no token among the {self.vocab_size} of this vocabulary: "
-                    + ", ".join(map(repr, unknown[:10]))
-                    + (", ..." if len(unknown) > 10 else "")
+                    + named(unknown)
                 )
             out[start : start + block] = ids
         return out
@@ -157,46 +128,12 @@ class BPETokenizer(Tokenizer):
         return {"kind": self.kind, "state": self.state}
 
 
-class WordTokenizer(Tokenizer):
-    """A token is a word of a generated text with the white space behind it. Each document is a line."""
-
-    kind = "word"
-
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
-        self.vocab_size = len(words)
-        self._id_of = {w: i for i, w in enumerate(words)}
-
-    def encode(self, text: str) -> np.ndarray:
-        in_words = text.split()
-        try:
-            return np.array([self._id_of[w] for w in in_words], self._dtype())
-        except KeyError:
-            unknown = sorted(set(in_words) - set(self.words))
-            raise UserError(
-                f"{len(unknown)} words are not among the {self.vocab_size} of this vocabulary: "
-                + ", ".join(map(repr, unknown[:10]))
-                + (", ..." if len(unknown) > 10 else "")
-            ) from None
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return spelled([self.words[i] for i in np.asarray(ids).tolist()])
-
-    def token_bytes(self, i: int) -> bytes:
-        return f"{self.words[i]} ".encode()  # before a new document the space is a line end, which is one byte too
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "words": self.words}
-
-    def labels(self) -> list[str]:
-        return list(self.words)
-
-
 TOKENIZERS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
     "char": lambda d: CharTokenizer(d["symbols"]),
     "byte": lambda d: ByteTokenizer(),
     "bpe": lambda d: BPETokenizer(d["state"]),
     "word": lambda d: WordTokenizer(d["words"]),
+    "pair": lambda d: PairTokenizer(d["sources"], d["targets"], d["source_unit"], d["target_unit"]),
 }
 
 
@@ -206,7 +143,9 @@ def from_dict(d: dict[str, Any]) -> Tokenizer:
 
 
 def make(data: Data, text: str, train: str) -> Tokenizer:
-    """The tokenizer that a data config asks for: characters of the whole `text`, BPE from its `train` split only."""
+    """The tokenizer that a data config asks for: units of the whole `text`, but BPE from its `train` split only."""
+    if data.tokenizer == "pair":
+        return PairTokenizer.of(text, *parallel.units(data))
     if data.tokenizer == "bpe":
         return BPETokenizer.train(train, data.vocab_size or 0)
     return ByteTokenizer() if data.tokenizer == "byte" else CharTokenizer.of(text)

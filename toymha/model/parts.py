@@ -1,9 +1,11 @@
 """The parts of a block that are not attention: normalisation, MLP, positions.
 
-B batch, T positions, C dim, E half of a width, D head_dim, H heads.
+B batch, T positions, S key positions, C dim, E half of a width, D head_dim, H heads.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,24 +17,26 @@ from toymha.config import Config
 class LayerNorm(nn.Module):
     """Ba, Kiros & Hinton 2016: (x - mean) / sqrt(var + eps) * weight + bias, over the last axis."""
 
-    def __init__(self, dim: int, bias: bool) -> None:
+    def __init__(self, dim: int, bias: bool, eps: float) -> None:
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return F.layer_norm(x_BTC, self.weight.shape, self.weight, self.bias, 1e-5)
+        return F.layer_norm(x_BTC, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
     """Zhang & Sennrich 2019: x / sqrt(mean(x^2) + eps) * weight, over the last axis. It has no bias."""
 
-    def __init__(self, dim: int, bias: bool) -> None:
+    def __init__(self, dim: int, bias: bool, eps: float) -> None:
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return F.rms_norm(x_BTC, self.weight.shape, self.weight, 1e-5)
+        return F.rms_norm(x_BTC, self.weight.shape, self.weight, self.eps)
 
 
 class GeluMLP(nn.Module):
@@ -78,12 +82,12 @@ def sinusoid_table(seq_len: int, dim: int) -> Tensor:
     return torch.stack((angle_TE.sin(), angle_TE.cos()), dim=-1).flatten(1).float()
 
 
-def rotary_angles(seq_len: int, width: int) -> Tensor:
-    """Position times frequency, (seq_len, width / 2), frequencies 10000^(-2i / width) for i = 0, 1, ...
+def rotary_angles(seq_len: int, width: int, theta: float = 10_000.0) -> Tensor:
+    """Position times frequency, (seq_len, width / 2), frequencies theta^(-2i / width) for i = 0, 1, ...
 
     In double precision: of an angle of 100,000 fp32 keeps no more than two decimals.
     """
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.arange(seq_len, dtype=torch.float64)[:, None] * frequency
 
 
@@ -91,13 +95,36 @@ def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021): channels i and i + D/2 form a plane that turns by position x frequency_i.
 
     The tables hold each half's angles twice, the first half of `sin_TD` negated, so that no negation is needed here.
+    Where each sequence has positions of its own, they have the axes B1TD.
     """
     half = x_BHTD.shape[-1] // 2
     return x_BHTD * cos_TD + x_BHTD.roll(half, dims=-1) * sin_TD
 
 
-def rotary_tables(seq_len: int, head_dim: int) -> tuple[Tensor, Tensor]:
+def rotary_tables(seq_len: int, head_dim: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """cos_TD and sin_TD as `rotate` wants them."""
-    angle_TE = rotary_angles(seq_len, head_dim)
+    angle_TE = rotary_angles(seq_len, head_dim, theta)
     cos_TE, sin_TE = angle_TE.cos().float(), angle_TE.sin().float()
     return torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)
+
+
+class Place(NamedTuple):
+    """Where the tokens of a forward pass stand, and what may be seen from there: the same for all layers."""
+
+    rope: tuple[Tensor, Tensor] | None = None  # rows of `rotary_tables` at the T positions
+    seen_BS: Tensor | None = None  # bool, which keys are there at all; None: all
+    window: int | None = None  # how many tokens up to its own one sees; None: all
+
+
+def visible(T: int, S: int, causal: bool, place: Place, device: torch.device) -> Tensor | None:
+    """(B or 1, 1, T, S), bool: which keys a query may see, the T queries being the last of the S tokens; None: all."""
+    out = None
+    if causal:
+        out = torch.ones(T, S, dtype=torch.bool, device=device).tril_(S - T)
+        if place.window is not None:
+            out = out.triu_(S - T - place.window + 1)
+        out = out[None, None]
+    if place.seen_BS is not None:
+        seen_B11S = place.seen_BS[:, None, None, :]
+        out = seen_B11S if out is None else out & seen_B11S
+    return out

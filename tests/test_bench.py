@@ -1,0 +1,437 @@
+"""`toymha bench`: what is counted, what is timed and what is not, what bounds a phase, and what is told of it.
+
+B batch, P tokens of the prompt, S tokens of context, T positions, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
+from torch.utils.flop_counter import FlopCounterMode
+
+from toymha import bench, bench_report, bench_train, cost, machine, roofline
+from toymha.config import choices
+from toymha.model.attention import Attention
+from toymha.model.gpt import GPT
+from toymha.options import BenchOptions, BenchTrainOptions
+from toymha.roofline import Rates, Work, decoding, judge, reading
+from toymha.schema import UserError, build
+
+CPU = torch.device("cpu")
+TINY = ["data=pydoc", "n_layer=1", "dim=16", "n_head=2", "vocab_size=200"]
+RATES = Rates(10e9, {"fp32": 100e9, "bf16": 200e9}, 1_000_000, 40e9)
+CONFIGS = [f"model={m}" for m in MODELS if make(f"model={m}").n_encoder_layer is None]
+CONFIGS += ["n_kv_head=1 v_head_dim=4 mlp=swiglu", "tie_embeddings=false pos=learned", *PRUNED]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Rates that nobody has to wait for."""
+    for module in (bench, bench_train):
+        monkeypatch.setattr(module, "measure_rates", lambda device, precisions: RATES)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until `now[0]` is moved."""
+    now = [0.0]
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def case(words: str = "", **more) -> bench.Case:
+    values = {"precision": "fp32", "batch": 3, "prompt_len": 10, "new_tokens": 6, "cache": True} | more
+    return bench.Case(bench.Subject("tiny", make(*words.split()), VOCAB, 16), **values)
+
+
+def run_bench(folder, *words, **options) -> list[dict]:
+    small = {"prompt_len": [4], "new_tokens": 3, "repeats": 3, "threads": 1, "device": "cpu", "precision": ["fp32"]}
+    o = build(small | {"output_dir": str(folder)} | options, BenchOptions)
+    assert bench.bench(o, [*TINY, *words] if "run" not in options else []) == 0
+    return read(folder / o.name)
+
+
+def run_train(folder, *words, **options) -> list[dict]:
+    small = {"repeats": 3, "threads": 1, "device": "cpu", "precision": ["fp32"], "output_dir": str(folder)}
+    o = build(small | options, BenchTrainOptions)
+    assert bench_train.bench_train(o, [*TINY, "batch_size=2", *words]) == 0
+    return read(folder / o.name)
+
+
+def read(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "bench.jsonl").read_text("utf-8").splitlines()]
+
+
+# Bytes and FLOPs
+
+
+def test_a_step_by_hand():
+    """1 layer, 2 query heads and 1 key head of 4, dim 8, MLP of 32, 10 tokens of vocabulary, batch 3, context 5."""
+    c = make("n_layer=1", "dim=8", "n_head=2", "n_kv_head=1", "vocab_size=null", "seq_len=8")
+    weights = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 2 * 8 * 32 + 3 * 8 + 10 * 8  # W_q, W_k and W_v, W_o, MLP, norms, head
+    flops = 2 * (weights - 3 * 8) + 2 * 2 * (4 + 4) * 5  # each weight but those of norms once; 2 heads, 5 keys
+    one = 2 * 4 * 4  # bytes of a token's key and value
+    work = decoding(c, 10, 3, 5)
+    assert work.flops == 3 * flops
+    assert work.bytes == 4 * weights + 3 * (5 + 1) * one + 3 * 10 * 4  # five read, one written, logits
+    assert work.resident == 4 * weights + 3 * 5 * one
+    assert reading(c, 10, 3, 1).flops == decoding(c, 10, 3, 1).flops
+    half = decoding(c, 10, 3, 5, number=2)
+    assert work.bytes - half.bytes == (3 * 6 * one + 3 * 10 * 4) / 2  # weights stay as they are
+
+
+@pytest.mark.parametrize("words", CONFIGS)
+@torch.inference_mode()
+def test_flops_of_both_phases_are_those_that_torch_counts(words):
+    """Of a prefill with the last logits alone, and of a token after it: in explicit attention, which torch counts."""
+    c = make(*words.split())
+    model, idx_BT = built(c), tokens(B=3, T=7)
+    cache = model.make_cache(3)
+    with bench_train.path_of_attention(model, "explicit"):
+        for x, work in ((idx_BT[:, :6], reading(c, VOCAB, 3, 6)), (idx_BT[:, 6:], decoding(c, VOCAB, 3, 7))):
+            with FlopCounterMode(display=False) as counter:
+                bench.next_token(model, x, cache)
+            assert counter.get_total_flops() == work.flops
+
+
+@pytest.mark.parametrize("words", CONFIGS)
+def test_weights_that_a_pass_reads(words):
+    """All but the embedding's rows of other tokens, and all positions; a tied embedding is the head."""
+    c = make(*words.split())
+    model = built(c)
+    unread = 0 if c.tie_embeddings else model.embed.weight.numel()
+    unread += model.embed_pos.weight.numel() if c.pos == "learned" else 0
+    assert roofline.read_weights(c, VOCAB) == sum(p.numel() for p in model.parameters()) - unread
+
+
+def test_the_cache_of_a_known_case():
+    """4 layers, 2 of 8 heads of 16 channels, 128 tokens, 3 sequences, fp32: 393,216 bytes, and half of that for MQA."""
+    words = "n_layer=4 dim=128 n_head=8 seq_len=128"
+    for G, size in ((2, 393_216), (1, 196_608)):
+        asked = case(f"{words} n_kv_head={G}", prompt_len=120, new_tokens=8)
+        row = bench.measure(built(asked.subject.config), asked, 3, CPU, RATES)
+        assert row["kv_bytes"] == row["kv_bytes_read"] == row["kv_bytes_formula"] == size
+    halved = bench.measure(built(asked.subject.config), case(f"{words} n_kv_head=1", precision="bf16"), 3, CPU, RATES)
+    assert halved["kv_bytes"] == 2 * 4 * 16 * 16 * 3 * 2
+
+
+def test_a_wrong_formula_is_an_error(monkeypatch):
+    real = cost.kv_bytes
+    monkeypatch.setattr(cost, "kv_bytes", lambda *a, **k: real(*a, **k) + 4)
+    with pytest.raises(RuntimeError, match=r"have not the size that cost\.kv_bytes gives"):
+        bench.measure(built(case().subject.config), case(), 3, CPU, RATES)
+
+
+@torch.inference_mode()
+def test_looking_at_what_is_read_leaves_no_trace():
+    model = built(make("n_kv_head=1"))
+    cache = model.make_cache(2)
+    bench.next_token(model, tokens(T=9), cache)
+    assert bench.read_in_a_step(model, cache, tokens(T=1)) == cost.kv_bytes(make("n_kv_head=1"), 9, 2)
+    assert all("extend" not in vars(layer) for layer in cache.layers)
+
+
+# What is timed
+
+
+def watched(model, clock, seconds):
+    """Shapes of all calls; each moves the clock by `seconds(call number, tokens)`."""
+    calls = []
+
+    def note(_m, idx, _o):
+        clock[0] += seconds(len(calls), idx[0].shape[1])
+        calls.append(tuple(idx[0].shape))
+
+    model.embed.register_forward_hook(note)
+    return calls
+
+
+def test_decoding_does_not_count_the_prefill(clock):
+    """One call of all the prompt, then calls of one token; the first of each kind, which is slow, does not count."""
+    model = built(case().subject.config)
+    calls = watched(model, clock, lambda i, T: 50 if i in (0, *range(6, 12)) else {10: 4, 1: 0.5}[T])
+    row = bench.measure(model, case(), 5, CPU, RATES)
+    timings = row["prefill"]["timings"]
+    assert calls[: 1 + timings] == [(3, 10)] * (1 + timings)
+    assert set(calls[1 + timings :]) == {(3, 1)}
+    assert row["prefill"]["median"] == 4
+    assert row["prefill"]["tokens_per_s"] == 3 * 10 / 4
+    assert row["decode"]["median"] == pytest.approx(0.5)
+    assert row["decode"]["tokens_per_s"] == pytest.approx(3 / 0.5)
+    assert row["decode"]["steps_timed"] == 6
+    assert [k for k, _ in itertools.groupby(calls)] == [(3, 10), (3, 1)]
+
+
+def test_without_a_cache_each_token_reads_the_whole_text(clock):
+    model = built(case().subject.config)
+    calls = watched(model, clock, lambda i, T: 0.01 * T)
+    row = bench.measure(model, case(cache=False, prompt_len=8, new_tokens=4), 3, CPU, RATES)
+    lengths = [T for _, T in calls]
+    first = lengths.index(9)
+    assert set(lengths[:first]) == {8}
+    assert lengths[first:] == [9, 10, 11, 12] * (len(lengths[first:]) // 4)
+    assert row["decode"]["median"] == pytest.approx(0.105)  # the mean of 9, 10, 11 and 12 tokens
+    assert row["kv_bytes"] is None
+    c = case().subject.config
+    assert row["decode"]["flops"] == sum(reading(c, VOCAB, 3, T).flops for T in (9, 10, 11, 12)) / 4
+
+
+@pytest.mark.parametrize(("first", "timings", "median", "high"), [(1.5, 5, 2.0, 90.0), (7.0, 3, 3.0, 90.0)])
+def test_medians_and_ends(clock, first, timings, median, high):
+    """Of all timings without the first call; three at least, where that took long."""
+    durations = iter([first, 1.0, 3.0, 90.0, 2.0, 1.5])
+
+    def work():
+        clock[0] += next(durations)
+
+    found = machine.timed(work, 5, CPU)
+    assert (found.median, found.low, found.high, found.timings, found.calls) == (median, 1.0, high, timings, 1)
+    assert found.over(4).median == median / 4
+
+
+def test_short_work_is_done_several_times(clock):
+    def work():
+        clock[0] += 0.001
+
+    found = machine.timed(work, 5, CPU)
+    assert found.calls == 20
+    assert found.timings == 5
+    assert found.median == pytest.approx(0.001)
+
+
+def test_long_texts_are_sampled_evenly():
+    assert bench.sampled(64, 0.1) == list(range(1, 64, 2))
+    assert bench.sampled(6, 0.001) == list(range(6))
+    assert bench.sampled(512, 0.01) == list(range(8, 512, 16))
+    few = bench.sampled(512, 1.0)  # a second each: four of them
+    assert few == [64, 192, 320, 448]
+    assert len(bench.sampled(512, 100.0)) == 2
+
+
+# What bounds a phase
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "resident", "seconds", "bound", "nearer"),
+    [
+        (1e9, 1e9, 1e9, 0.11, "memory", "memory"),  # 0.1 s of moving, 0.01 s of computing
+        (1e9, 1e9, 1e9, 1.0, "overhead", "memory"),  # a tenth of what memory allows
+        (50e9, 1e9, 1e9, 0.6, "compute", "compute"),  # 0.5 s of computing
+        (1e6, 900_000, 900_000, 40e-6, "cache", "cache"),  # 22.5 us from the cache, of 1 MB
+        (1e6, 900_000, 900_000, 400e-6, "overhead", "cache"),
+    ],
+)
+def test_bounds_by_hand(flops, moved, resident, seconds, bound, nearer):
+    found = judge(Work(flops, moved, resident), seconds, RATES, "fp32")
+    assert (found.bound, found.nearer) == (bound, nearer)
+    assert found.of_bandwidth == pytest.approx(moved / seconds / 10e9)
+    assert found.of_products == pytest.approx(flops / seconds / 100e9)
+    assert found.cache_resident == (resident < 1_000_000)
+
+
+def test_an_unknown_cache_is_not_spoken_of():
+    found = judge(Work(1e6, 1e6, 1e6), 1e-4, Rates(10e9, {"fp32": 100e9}), "fp32")
+    assert found.cache_resident is None
+    assert found.bound == "memory"
+
+
+def test_rates_are_of_this_machine(monkeypatch):
+    """More than nothing, and less than any machine has."""
+    monkeypatch.setattr(roofline, "LARGE", 2**22)
+    monkeypatch.setattr(roofline, "SIZES", (64, 128))
+    monkeypatch.setattr(roofline, "last_cache", lambda device: 2**19)
+    found = roofline.measure_rates(CPU, ["fp32"])
+    assert 1e7 < found.bandwidth <= found.cache_bandwidth < 1e14
+    assert 1e7 < found.products["fp32"] < 1e15
+
+
+# The command
+
+
+def test_rows_files_and_tables(tmp_path, quick, capsys):
+    """Every combination once and the first again; JSON lines that parse, a plot, and the rows of a sweep compared."""
+    options = {"prompt_len": [2, 4], "batch": [1, 2]}
+    found = run_bench(tmp_path, "n_kv_head=2,1", **options)
+    assert len(found) == 2 * 2 * 2 * 2 + 1
+    keys = ("model", "batch", "prompt_len", "cache", "precision", "new_tokens")
+    assert len({tuple(r[k] for k in keys) for r in found}) == 16
+    assert [r["check"] for r in found] == [False] * 16 + [True]
+    assert [found[-1][k] for k in keys] == [found[0][k] for k in keys]
+    for r in found:
+        assert r["machine"]["threads"] == torch.get_num_threads()
+        assert r["machine"]["versions"]["torch"]
+        assert r["rates"]["bandwidth"] == 10e9
+        for p in (r["prefill"], r["decode"]):
+            assert 0 < p["low"] <= p["median"] <= p["high"]
+    out, err = capsys.readouterr()
+    assert "x recomputing" in out and "x first model" in out
+    assert "17/17" in err
+    assert {p.name for p in (tmp_path / "bench").iterdir()} == {"bench.jsonl", "bench.svg", "bench.png"}
+    assert "<svg" in (tmp_path / "bench" / "bench.svg").read_text("utf-8")
+    by_model = {r["model"]: r["kv_bytes"] for r in found if r["cache"] and r["prompt_len"] == 4 and r["batch"] == 2}
+    assert sorted(by_model.values()) == [
+        cost.kv_bytes(make("n_layer=1", "dim=16", "n_head=2", f"n_kv_head={G}"), 7, 2) for G in (1, 2)
+    ]
+
+
+def test_files_are_replaced(tmp_path, quick):
+    run_bench(tmp_path)
+    assert len(run_bench(tmp_path, cache=[True])) == 2
+
+
+@pytest.mark.parametrize("pos", ["rope", "learned", "sinusoidal", "none"])
+def test_a_short_context_is_raised(tmp_path, quick, capsys, pos):
+    (row, _) = run_bench(tmp_path, f"pos={pos}", "seq_len=5", cache=[True])
+    assert (row["seq_len"], row["context"]) == (5, 7)
+    assert "raised to 7 tokens" in capsys.readouterr().out
+
+
+def test_both_precisions(tmp_path, quick):
+    found = run_bench(tmp_path, precision=["fp32", "bf16"], cache=[True])
+    assert [r["precision"] for r in found] == ["fp32", "bf16", "fp32"]
+    assert found[0]["kv_bytes"] == 2 * found[1]["kv_bytes"]
+
+
+def test_a_changed_machine_is_told():
+    def row(median, low, high, check=False):
+        return {"prefill": {"median": median, "low": low, "high": high}, "check": check}
+
+    steady = [row(1.0, 0.9, 1.2), row(1.25, 1.2, 1.4, True)]
+    assert "the same" in bench_report.again_notes(steady, ("prefill",))[0]
+    (said,) = bench_report.again_notes([row(1.0, 0.9, 1.2), row(1.5, 1.4, 1.6, True)], ("prefill",))
+    assert "speed changed" in said and "prefill 1 s against 1.5 s" in said
+
+
+def test_an_interrupted_command_keeps_its_rows(tmp_path, quick, monkeypatch, capsys):
+    real, calls = bench.measure, itertools.count()
+
+    def measure(*args):
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    o = build({"prompt_len": [4], "new_tokens": 2, "repeats": 3, "output_dir": str(tmp_path)}, BenchOptions)
+    assert bench.bench(o, TINY) == 130
+    out, err = capsys.readouterr()
+    assert len(read(tmp_path / "bench")) == 1
+    assert "interrupted; 1 rows are kept" in err
+    assert "first token" in out
+
+
+ERRORS = [
+    ({"prompt_len": [0]}, [], "prompt_len=0: must be >= 1"),
+    ({"prompt_len": []}, [], "prompt_len=[]: give at least one value"),
+    ({"batch": [2, 2]}, [], "batch: 2 is given twice"),
+    ({"precision": ["fp23"]}, [], "precision=fp23: must be one of auto, fp32, bf16; did you mean fp32?"),
+    ({}, ["batch_size=4"], "batch_size=4: batch_size changes nothing of what is timed; write batch=..."),
+    ({}, ["optim.lr=1"], "optim.lr=1: optim.lr changes nothing of what is timed; leave it out"),
+    ({}, ["causal=false"], "causal=false: each new token changes what earlier ones see, so nothing is cached"),
+    ({}, ["n_haed=4"], "unknown key n_haed; did you mean n_head?"),
+    ({"batch": [10**9]}, [], "choose a smaller model, batch= or prompt_len="),
+    ({"run": "nowhere"}, [], "nowhere is not a run folder"),
+    ({"run": "x"}, ["dim=4"], "dim=4: run= says already which model is timed"),
+]
+
+
+@pytest.mark.parametrize(("options", "words", "said"), ERRORS)
+def test_mistakes_are_told_before_anything_is_written(tmp_path, options, words, said):
+    base = [] if "run" in options else [w for w in TINY if w.partition("=")[0] not in " ".join(words)]
+    with pytest.raises(UserError) as e:
+        bench.bench(build({"output_dir": str(tmp_path / "out")} | options, BenchOptions), base + words)
+    assert said in str(e.value)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_timed_as_it_is(tmp_path, quick, monkeypatch):
+    """Its sizes and vocabulary, wherever it was trained."""
+    from toymha.compose import points
+    from toymha.console import Console
+    from toymha.stop import Stop
+    from toymha.train import train_point
+
+    small = "data=pydoc n_layer=1 dim=16 n_head=2 n_kv_head=1 seq_len=8 batch_size=2 budget.steps=1"
+    small += " budget.eval_tokens=64 device=cpu threads=1 budget.sample_tokens=0 data.split=[0.98,0.01,0.01]"
+    monkeypatch.chdir(tmp_path)
+    run = train_point(points(small.split())[0], Console(quiet=True), Stop())
+    row = run_bench(tmp_path, run=str(run.path), cache=[True])[0]
+    assert row["parameters"] == run.summary["parameters"]
+    assert row["kv_bytes"] == 1 * (8 + 8) * 7 * 4  # one head of 8 channels, 4 + 3 tokens
+
+
+# A step of training
+
+
+def test_what_each_path_keeps(tmp_path, quick):
+    """Explicit attention keeps one T x T tensor a head and layer, fused none: quadratic against linear."""
+    found = run_train(tmp_path, "seq_len=24,48")
+    kept = {(r["attention"], r["seq_len"]): r for r in found[:-1]}
+    for T in (24, 48):
+        explicit, fused = kept["explicit", T], kept["fused", T]
+        assert explicit["pattern_bytes"] == 1 * 2 * 2 * T * T * 4  # layers, sequences, heads, T x T, fp32
+        assert explicit["pattern_bytes_formula"] == explicit["pattern_bytes"]
+        assert fused["pattern_bytes"] == fused["pattern_bytes_formula"] == 0
+        assert explicit["saved_bytes"] >= fused["saved_bytes"] + explicit["pattern_bytes"]
+        for r in (explicit, fused):
+            assert r["saved_bytes"] == pytest.approx(r["saved_bytes_formula"], rel=0.03)
+    assert kept["fused", 48]["saved_bytes"] == pytest.approx(2 * kept["fused", 24]["saved_bytes"], rel=0.01)
+    assert (
+        found[0]["step"]["flops"]
+        == cost.training_flops_per_token(make(*TINY[1:], "seq_len=24", "batch_size=2"), 200) * 2 * 24
+    )
+
+
+def test_the_path_is_put_back():
+    model = built(make())
+    with pytest.raises(ZeroDivisionError), bench_train.path_of_attention(model, "explicit"):
+        assert not any(block.attn.can_fuse() for block in model.blocks)
+        raise ZeroDivisionError
+    assert all(block.attn.can_fuse() and "can_fuse" not in vars(block.attn) for block in model.blocks)
+    assert Attention.can_fuse is type(model.blocks[0].attn).can_fuse
+
+
+def test_both_paths_are_the_same_step():
+    """The loss and its gradients, to fp32's precision."""
+    grads = []
+    for name in ("explicit", "fused"):
+        model = built(make("n_kv_head=2")).train()
+        with bench_train.path_of_attention(model, name):
+            bench_train.loss_of(model, tokens(T=17), "fp32", CPU).backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("optim", choices("optim"))
+def test_a_step_is_that_of_training(optim):
+    """Accumulated, clipped, by every optimizer: the weights move as by hand."""
+    c = make(f"optim={optim}", "batch_size=4", "grad_accum=2")
+    x = tokens(B=4, T=17)
+    model, other = GPT(c, VOCAB), GPT(c, VOCAB)
+    bench_train.training_step(model, c, x, "fp32", CPU)()
+    optimizers = bench_train.make_optimizers(other, c)
+    F.cross_entropy(other(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+    torch.nn.utils.clip_grad_norm_(other.parameters(), c.optim.clip)
+    for o in optimizers:
+        o.step()
+    for a, b in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+        assert a.grad is None
+
+
+def test_training_mistakes(tmp_path):
+    with pytest.raises(UserError, match=r"^attention=fuse: must be one of explicit, fused; did you mean fused\?$"):
+        build({"attention": ["fuse"]}, BenchTrainOptions)
+    o = build({"output_dir": str(tmp_path / "out")}, BenchTrainOptions)
+    with pytest.raises(UserError, match=r"^budget\.steps=3: budget\.steps changes nothing of what is timed"):
+        bench_train.bench_train(o, [*TINY, "budget.steps=3"])
+    with pytest.raises(UserError, match=r"explicit.* GiB, and cpu has .*attention=fused"):
+        bench_train.bench_train(o, [*TINY, "seq_len=1000000", "batch_size=16"])
+    assert not (tmp_path / "out").exists()
