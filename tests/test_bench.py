@@ -16,9 +16,7 @@ from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from toymha import bench, bench_report, bench_train, cost, machine, roofline
-from toymha.config import choices
 from toymha.model.attention import Attention
-from toymha.model.gpt import GPT
 from toymha.options import BenchOptions, BenchTrainOptions
 from toymha.roofline import Rates, Work, decoding, judge, reading
 from toymha.schema import UserError, build
@@ -289,7 +287,7 @@ def test_files_are_replaced(tmp_path, quick):
 def test_a_short_context_is_raised(tmp_path, quick, capsys, pos):
     (row, _) = run_bench(tmp_path, f"pos={pos}", "seq_len=5", cache=[True])
     assert (row["seq_len"], row["context"]) == (5, 7)
-    assert "raised to 7 tokens" in capsys.readouterr().out
+    assert "raised from 5 to 7 tokens" in capsys.readouterr().out
 
 
 def test_both_precisions(tmp_path, quick):
@@ -371,17 +369,19 @@ def test_a_run_is_timed_as_it_is(tmp_path, quick, monkeypatch):
 
 def test_what_each_path_keeps(tmp_path, quick):
     """Explicit attention keeps one T x T tensor a head and layer, fused none: quadratic against linear."""
-    found = run_train(tmp_path, "seq_len=24,48")
+    found = run_train(tmp_path, "seq_len=24,48,72")
     kept = {(r["attention"], r["seq_len"]): r for r in found[:-1]}
-    for T in (24, 48):
+    for T in (24, 48, 72):
         explicit, fused = kept["explicit", T], kept["fused", T]
         assert explicit["pattern_bytes"] == 1 * 2 * 2 * T * T * 4  # layers, sequences, heads, T x T, fp32
         assert explicit["pattern_bytes_formula"] == explicit["pattern_bytes"]
         assert fused["pattern_bytes"] == fused["pattern_bytes_formula"] == 0
-        assert explicit["saved_bytes"] >= fused["saved_bytes"] + explicit["pattern_bytes"]
         for r in (explicit, fused):
-            assert r["saved_bytes"] == pytest.approx(r["saved_bytes_formula"], rel=0.03)
-    assert kept["fused", 48]["saved_bytes"] == pytest.approx(2 * kept["fused", 24]["saved_bytes"], rel=0.01)
+            copied = 16 * 48 * 4  # W_q, W_k and W_v side by side, which the formula leaves out
+            assert r["saved_bytes"] == pytest.approx(r["saved_bytes_formula"] + copied, abs=64)  # a few scalars
+    for name, quadratic in (("explicit", 1 * 2 * 2 * 4), ("fused", 0)):
+        low, middle, high = (kept[name, T]["saved_bytes"] for T in (24, 48, 72))
+        assert high - 2 * middle + low == 2 * quadratic * 24**2
     assert (
         found[0]["step"]["flops"]
         == cost.training_flops_per_token(make(*TINY[1:], "seq_len=24", "batch_size=2"), 200) * 2 * 24
@@ -409,20 +409,19 @@ def test_both_paths_are_the_same_step():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("optim", choices("optim"))
-def test_a_step_is_that_of_training(optim):
-    """Accumulated, clipped, by every optimizer: the weights move as by hand."""
-    c = make(f"optim={optim}", "batch_size=4", "grad_accum=2")
-    x = tokens(B=4, T=17)
-    model, other = GPT(c, VOCAB), GPT(c, VOCAB)
+@pytest.mark.parametrize("clip", ["0.1", "null"])
+def test_a_step_is_that_of_training(monkeypatch, clip):
+    """Micro-batches add up to the batch, the gradient is clipped, the weights move by it, and it is gone."""
+    c = make("batch_size=4", "grad_accum=2", f"optim.clip={clip}")
+    x, model, other = tokens(B=4, T=17), built(c), built(c)
+    monkeypatch.setattr(bench_train, "make_optimizers", lambda m, c: [torch.optim.SGD(m.parameters(), lr=1.0)])
     bench_train.training_step(model, c, x, "fp32", CPU)()
-    optimizers = bench_train.make_optimizers(other, c)
     F.cross_entropy(other(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
-    torch.nn.utils.clip_grad_norm_(other.parameters(), c.optim.clip)
-    for o in optimizers:
-        o.step()
+    norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
+    assert norm > 0.2
     for a, b in zip(model.parameters(), other.parameters()):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+        scale = 0.1 / norm if clip == "0.1" else 1.0
+        torch.testing.assert_close(a, b - scale * b.grad, atol=1e-5, rtol=1e-4)
         assert a.grad is None
 
 

@@ -17,6 +17,7 @@ from toymha.device import arithmetic
 from toymha.generate import sample
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
+from toymha.sampling import choose
 from toymha.schema import UserError
 from toymha.seeds import stream
 
@@ -167,8 +168,7 @@ def recomputed(model, prompt, length, seed):
     """What `sample` says it does, without a cache."""
     ids, generator = list(prompt), stream(seed, "sample")
     for _ in range(length):
-        probs_V = (model(torch.tensor([ids[-model.seq_len :]]))[0, -1] / 0.8).softmax(-1)
-        ids.append(int(torch.multinomial(probs_V, 1, generator=generator)))
+        ids.append(choose(model(torch.tensor([ids[-model.seq_len :]]))[0, -1] / 0.8, generator))
     return ids[len(prompt) :]
 
 

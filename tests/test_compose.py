@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,37 +16,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toymha import compose, config, runs, schema
+from toymha import compose, composed, config, runs, schema
 from toymha.config import Config
 from toymha.schema import UserError
 
 GROUP_FILES = [(g, p.stem) for g in compose.GROUPS for p in sorted((config.conf_dir() / g).glob("*.yaml"))]
-REASON_FOR_FILE = {"file": ["data.path=corpus.txt"]}  # data=file stands for nothing without a path
+# These stand for nothing without a path.
+REASON_FOR_FILE = {"file": ["data.path=corpus.txt"], "pairs": ["data.path=pairs.tsv"]}
 
 # Keys that only say where a run goes, how much it tells and on what machine it computes; the text counts by its hash.
 NOT_IDENTITY = {
     "name", "output_dir", "overwrite", "device", "threads", "workers", "compile", "data.path",
     "budget.log_every", "budget.checkpoint_every", "budget.sample_tokens", "budget.decode_tokens",
     "budget.heads",
-    "budget.watch",
+    "budget.watch", "budget.beam", "budget.eval_pairs",
     "sweep.name", "sweep.question", "sweep.axes",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compose_once():
-    """The files of conf/ are read once for this file: each group choice takes a tenth of a second."""
-    shared: dict = {}
-    original = compose.Composer.__init__
-
-    def init(self, like=None, extra=None, compare=None):
-        original(self, like, extra, compare)
-        if not (like or extra or compare):
-            self.cache = shared
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose.Composer, "__init__", init)
-        yield
 
 
 def one(*words: str) -> compose.Point:
@@ -268,11 +254,13 @@ def test_section_files_have_every_key_of_their_section(group, name):
 
 @pytest.mark.parametrize("name", [n for g, n in GROUP_FILES if g == "model"])
 def test_model_files_set_model_keys_only(name):
-    """A model's file changes keys of the model, and holds fixed only keys that it sets."""
+    """A model's file changes keys of the model, and holds fixed only keys that it sets; one that reads pairs brings
+    the data for it, and the size of its batches."""
     path = config.conf_dir() / "model" / f"{name}.yaml"
     raw = yaml.safe_load(path.read_text("utf-8")) or {}
     top = list(schema.field_types(Config))
-    assert set(raw) - {"fixed"} <= set(top[: top.index("batch_size")])
+    pairs = {"defaults", "batch_size", "budget"} if "n_encoder_layer" in raw else set()
+    assert set(raw) - {"fixed"} - pairs <= set(top[: top.index("batch_size")])
     assert set(raw.get("fixed", [])) <= set(raw)
     assert path.read_text("utf-8").startswith("# @package _global_\n# ")
 
@@ -369,6 +357,133 @@ def test_a_wrong_file_of_ones_own_is_one_line(tmp_path, text):
     assert "\n" not in str(e.value)
 
 
+# What is kept of a composition
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache folder of its own; the folder of compositions in it."""
+    monkeypatch.setenv("TOYMHA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "composed"
+
+
+def no_hydra(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("composed again")
+
+    monkeypatch.setattr(composed, "fresh", refuse)
+
+
+@pytest.mark.parametrize("group, name", GROUP_FILES, ids=lambda x: str(x))
+def test_what_is_kept_equals_what_hydra_composes(cache, monkeypatch, group, name):
+    """For each file of each group: the same values, of the same types, in the same order."""
+    fresh = composed.composed([f"{group}={name}"])
+    no_hydra(monkeypatch)
+    assert repr(composed.composed([f"{group}={name}"])) == repr(fresh)
+
+
+def test_a_second_start_needs_no_hydra(cache, monkeypatch):
+    """Also for a sweep over a group; another choice is composed when it is asked for first."""
+    words = ["data=pydoc", "model=mha,gqa", "n_head=2,4"]
+    before = many(*words)
+    no_hydra(monkeypatch)
+    assert many(*words) == before
+    with pytest.raises(AssertionError, match="composed again"):
+        many("model=mqa")
+
+
+def test_the_key_of_a_composition_is_all_that_it_is_made_of(tmp_path, monkeypatch):
+    """A changed, new or renamed file, other words, another version, another primary configuration."""
+    conf = tmp_path / "conf"
+    shutil.copytree(config.conf_dir(), conf)
+    monkeypatch.setattr(composed, "conf_dir", lambda: conf)
+    own = tmp_path / "own"
+    (own / "model").mkdir(parents=True)
+    (own / "model/mine.yaml").write_text("# @package _global_\nn_head: 2\n")
+    seen = [composed.key([], None, None)]
+
+    def changes(*args):
+        seen.append(composed.key(*args))
+        assert len(set(seen)) == len(seen)
+
+    changes(["model=gqa"], None, None)
+    changes([], own, None)
+    changes([], None, {"n_head": 2})
+    changes([], None, {"n_head": 4})
+    file = conf / "sweep/heads.yaml"
+    file.write_bytes(file.read_bytes() + b"\n")
+    changes([], None, None)
+    changes([], own, None)
+    (own / "model/mine.yaml").rename(own / "model/yours.yaml")
+    changes([], own, None)
+    (conf / "model/new.yaml").write_text("# @package _global_\n")
+    changes([], None, None)
+    (last := conf / "sweep/zz.yaml").write_text("a: 1\n")
+    other = tmp_path / "other"
+    (other / "sweep").mkdir(parents=True)
+    changes([], other, None)
+    last.rename(other / "sweep/zz.yaml")  # the same files in the same order, but another one is the user's
+    changes([], other, None)
+    monkeypatch.setattr(composed, "version", lambda package: "9.9")
+    changes([], None, None)
+    assert seen[-1] == composed.key([], None, None) and all(seen)
+
+
+def test_a_changed_file_is_composed_anew(cache, tmp_path):
+    """What was kept of a user's file does not outlive it."""
+    (tmp_path / "own/model").mkdir(parents=True)
+    for n_head in (2, 8):
+        (tmp_path / "own/model/mine.yaml").write_text(f"# @package _global_\nn_head: {n_head}\n")
+        (point,) = compose.points(["data=pydoc", "model=mine"], extra=tmp_path / "own")
+        assert point.config.n_head == n_head
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"\xff\n{}", None])
+def test_a_damaged_composition_is_made_again(cache, monkeypatch, damage):
+    """Cut off, overwritten, or with one number changed: it is composed, and kept again."""
+    first = composed.composed([])
+    (file,) = cache.iterdir()
+    good = file.read_bytes()
+    file.write_bytes(good.replace(b'"n_head": 4', b'"n_head": 8') if damage is None else damage)
+    assert file.read_bytes() != good
+    assert composed.composed([]) == first and file.read_bytes() == good
+    no_hydra(monkeypatch)
+    assert composed.composed([]) == first
+
+
+def test_a_cache_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file, where the folder would be")
+    monkeypatch.setenv("TOYMHA_CACHE", str(tmp_path / "cache"))
+    assert composed.composed([])[0]["n_head"] == 4 == composed.composed([])[0]["n_head"]
+
+
+@pytest.mark.parametrize(
+    "text", ["name: ${oc.env:TOYMHA_TEST}\n", "d_ff: !!binary aGVsbG8=\n", "sweep: {seeds: {1: 2}}\n"]
+)
+def test_what_no_file_says_or_no_file_can_hold_is_not_kept(cache, tmp_path, text):
+    """A value from the environment, bytes, a table with numbers for keys: composed each time, to the same."""
+    (tmp_path / "own/model").mkdir(parents=True)
+    (tmp_path / "own/model/mine.yaml").write_text("# @package _global_\n" + text)
+    twice = [composed.composed(["model=mine"], tmp_path / "own") for _ in range(2)]
+    assert repr(twice[0]) == repr(twice[1]) == repr(composed.fresh(["model=mine"], tmp_path / "own"))
+    assert not cache.exists()
+
+
+def test_a_folder_that_is_no_folder_of_configs_is_not_read_whole(cache, tmp_path, monkeypatch):
+    """--config-dir=. in a place with many files: composed as before, and nothing is kept."""
+    (tmp_path / "own/model").mkdir(parents=True)
+    (tmp_path / "own/model/mine.yaml").write_text("# @package _global_\nn_head: 2\n")
+    for i in range(50):
+        (tmp_path / f"own/{i}.txt").touch()
+    assert composed.key([], tmp_path / "own", None)
+    monkeypatch.setattr(composed, "MOST_FILES", 100)
+    assert composed.key([], tmp_path / "own", None)
+    for i in range(50, 110):
+        (tmp_path / f"own/{i}.txt").touch()
+    assert composed.key([], tmp_path / "own", None) is None
+    assert composed.composed(["model=mine"], tmp_path / "own")[0]["n_head"] == 2 and not cache.exists()
+
+
 # Identity
 
 
@@ -437,6 +552,15 @@ def test_reading_results_needs_no_torch():
     """report, config, stats, cost and runs leave torch alone."""
     there = modules_after("import toymha.report, toymha.config, toymha.stats, toymha.cost, toymha.runs")
     assert not there & {"torch", "hydra", "tensorboard"}
+
+
+def test_cost_needs_no_torch():
+    """A model whose vocabulary is known is accounted for without torch or numpy."""
+    cost = "main(['cost', 'model=llama2_70b', 'seq_len=4096'])"
+    silent = "import contextlib, io; quiet = contextlib.redirect_stdout(io.StringIO())"
+    run = f"from toymha.cli import main; quiet.__enter__(); {cost}; {cost}; quiet.__exit__(None, None, None)"
+    there = modules_after(f"{silent}; {run}")
+    assert "toymha.cost" in there and not there & {"torch", "numpy", "scipy", "tensorboard"}
 
 
 def test_the_command_line_starts_light():

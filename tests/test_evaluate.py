@@ -239,7 +239,7 @@ def test_no_number_stays_no_number():
 def test_unigram_loss_by_hand():
     """Frequencies of the training text, plus one each: 3/5 and 2/5 after 0, 0, 1."""
     text = Split(torch.tensor([0, 0, 1], dtype=torch.uint8), 2, 2)
-    assert unigram_loss(text, text, 2) == pytest.approx(-(math.log(3 / 5) + math.log(2 / 5)) / 2)
+    assert unigram_loss(torch.nn.Identity(), text, text, 2) == pytest.approx(-(math.log(3 / 5) + math.log(2 / 5)) / 2)
 
 
 # Moods

@@ -361,7 +361,7 @@ def test_json_has_what_text_prints(trained, toymha):
     """And the log-probability of its tokens by the model itself, whatever the rules."""
     words = [f"run={trained('data=pydoc')}", "prompt=for", "max_new_tokens=10", "temperature=0.5", "top_k=4"]
     (found,) = objects(toymha(*words, "output=jsonl")[1])
-    assert toymha(*words)[1].rstrip("\n") == (found["prompt"] + found["text"]).rstrip("\n")
+    assert toymha(*words)[1] == found["prompt"] + found["text"].removesuffix("\n") + "\n"
     assert (found["prompt"], found["stopped"], len(found["tokens"])) == ("for", "length", 10)
     from toymha.opened import open_run
 
@@ -390,10 +390,12 @@ def test_several_texts_have_a_line_above_each(trained, toymha, tmp_path):
 
 def test_prompts_of_all_ways_are_one(trained, toymha, tmp_path, monkeypatch):
     """Quotes, braces, commas, equals signs and line ends: from the command line, a file (of Windows too), stdin."""
-    run, text = trained("data=pydoc"), "a = \"b, $c\" {d: [1]}\n'x' # %"
+    run, text = trained("data=pydoc"), "a = \"b, c\" {d: [1]}\n'x' # %"
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
     words = [f"run={run}", "max_new_tokens=8", "output=jsonl"]
-    expected = objects(toymha(*words, f"prompt={text}")[1])
+    code, out, err = toymha(*words, f"prompt={text}")
+    assert code == 0, err
+    expected = objects(out)
     assert expected[0]["prompt"] == text
     assert objects(toymha(*words, f"prompt_file={tmp_path / 'a.txt'}")[1]) == expected
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
@@ -413,6 +415,8 @@ def test_an_empty_prompt_starts_somewhere(trained, toymha, tmp_path):
         assert code == 0 and f"the prompt is empty, so the text starts after the token {token}" in err
         assert toymha(f"run={run}", "max_new_tokens=5")[1:] == (out, err)
         assert not out.startswith("<doc>")
+    code, out, err = toymha(f"run={trained('data=pydoc')}", "max_new_tokens=5", "prompt= ")
+    assert code == 0 and out.startswith(" ") and err == ""  # a space is a text
 
 
 def test_documents_end_at_the_next(trained, toymha):
@@ -429,6 +433,15 @@ def test_documents_end_at_the_next(trained, toymha):
     assert out.startswith(f"<doc> {' '.join(first)} ") and out.endswith("\n") and "  " not in out
 
 
+def test_a_source_is_a_prompt(trained, toymha):
+    """For a decoder alone, a text of pairs is a text: the marks around the source are not typed."""
+    words = [f"run={trained('data=dates', 'data.examples=2000', 'seq_len=64')}", "prompt=二〇二六年十一月三十日"]
+    (found,) = objects(toymha(*words, "temperature=0", "max_new_tokens=12", "output=jsonl")[1])
+    code, out, err = toymha(*words, "temperature=0", "max_new_tokens=12")
+    assert (code, err) == (0, "") and out == f"二〇二六年十一月三十日\t{found['text']}\n"
+    assert found["text"] and not set("\t\n") & set(found["text"])
+
+
 @pytest.mark.parametrize("kind", ["char", "byte"])
 def test_chinese(trained, toymha, kind):
     """By character and by byte; streamed text is the text."""
@@ -437,7 +450,7 @@ def test_chinese(trained, toymha, kind):
     code, out, _ = toymha(*words)
     assert code == 0 and out.startswith("举头")
     (found,) = objects(toymha(*words, "output=jsonl")[1])
-    assert out.rstrip("\n") == ("举头" + found["text"]).rstrip("\n")
+    assert out == "举头" + found["text"].removesuffix("\n") + "\n"
 
 
 def test_streaming_is_the_text_in_pieces(trained, toymha, monkeypatch):

@@ -154,9 +154,9 @@ def test_bytes_of_a_known_cache():
 @torch.inference_mode()
 def test_what_does_not_fit_is_refused():
     model = built()
-    with pytest.raises(UserError, match="source of 17 tokens .* seq_len=16"):
+    with pytest.raises(UserError, match=r"source of 17 tokens .* seq_len=16"):
         model.make_cache(tokens(T=17))
-    with pytest.raises(UserError, match="target of 17 tokens .* seq_len=16"):
+    with pytest.raises(UserError, match=r"target of 17 tokens .* seq_len=16"):
         model.make_cache(tokens(), 17)
     cache = model.make_cache(tokens(), 4)
     with pytest.raises(UserError, match=r"the context is full: 0 \+ 5 tokens, and there is room for 4"):
@@ -207,8 +207,8 @@ def test_an_empty_source_gives_zeros_and_finite_gradients(words, monkeypatch):
         monkeypatch.setattr(Attention, "can_fuse", lambda self, fuse=fuse: fuse)
         model, heard = built(words), []
         for block in model.blocks:
-            block.cross.z.register_forward_hook(lambda _m, _i, z_BHTD: heard.append(z_BHTD))
-            block.cross.write.register_forward_hook(lambda _m, _i, write_BHTC: heard.append(write_BHTC))
+            for tap in (block.cross.z, block.cross.write):
+                tap.register_forward_hook(lambda _m, _i, out, heard=heard: heard.append(out))
         logits = model(source, x)
         assert len(heard) == 4
         assert all((out[1] == 0).all() and (out[[0, 2]] != 0).any() for out in heard)

@@ -16,19 +16,24 @@ import pytest
 import torch
 from conftest import PRUNED, VOCAB, built, make
 
-from toymha import cost, trace_page
+from toymha import cost, trace_page, trace_text
 from toymha.analysis.capture import capture
 from toymha.analysis.plots import columns
 from toymha.data.tokenizer import ByteTokenizer, CharTokenizer, WordTokenizer
 from toymha.decoding import Step, steps
 from toymha.options import GenerateOptions
 from toymha.sampling import Rules, keep
-from toymha.trace import candidates_of, removed_by, row_names, rules, trace_of, write_trace
+from toymha.trace import REMOVERS, candidates_of, removed_by, row_names, rules, rules_of, trace_of, write_trace
 from toymha.trace_text import bar, percent, under, wrapped
 
 NASTY = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--", "{{ 7 * 7 }}", "'\"&amp;", "a"]
 PROBABILITIES = [0.5, 0.25, 0.125, 0.125]
 WIDEST = 88  # columns of a line of text
+
+
+def removed(step, rules, seen):
+    """Token -> the rule that removed it."""
+    return {i: REMOVERS[n] for i, n in enumerate(removed_by(step, rules, seen).tolist()) if n}
 
 
 def opened_of(tokenizer, *words):
@@ -121,12 +126,12 @@ def test_the_rule_that_removed_a_token_is_the_first_that_did():
     logits_V = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04]).log()
     o = options(top_k=4, top_p=0.9, min_p=0.6)
     step = a_step(make(), 1, logits_V=logits_V, o=o)
-    found = removed_by(step, Rules(1.0, 4, 0.9, 0.6), [])
+    found = removed(step, Rules(1.0, 4, 0.9, 0.6), [])
     assert found == {4: "top_k", 3: "top_p", 2: "min_p"}
     assert rules(o) == "temperature=1.0 top_k=4 top_p=0.9 min_p=0.6"
-    assert removed_by(step, Rules(0.0), []) == dict.fromkeys([1, 2, 3, 4], "temperature")
-    # the penalty counts: divided by 4, 0.4's logit ... is below zero, so it is multiplied: exp(4 ln 0.4) = 0.0256
-    assert removed_by(step, Rules(1.0, top_k=4, repetition_penalty=4.0), [0]) == {0: "top_k"}
+    assert removed(step, Rules(0.0), []) == dict.fromkeys([1, 2, 3, 4], "temperature")
+    # a penalty of 4 multiplies ln 0.4 by 4: 0.4 ** 4 = 0.0256 makes the first the least likely
+    assert removed(step, Rules(1.0, top_k=4, repetition_penalty=4.0), [0]) == {0: "top_k"}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -139,13 +144,14 @@ def test_each_column_adds_up_to_one_and_what_is_struck_out_is_what_was_removed(s
     token = int(kept_V.isfinite().nonzero()[-1])
     step = a_step(make(), 9, logits_V=logits_V, o=o, seen=seen, token=token)
     names = [f"token {i}" for i in range(50)]
-    removed = removed_by(step, Rules(**{"temperature": 1.0} | more), seen)
-    assert set(removed) == set(step.kept_V.isneginf().nonzero().flatten().tolist())
-    found, others = candidates_of(step, names, removed)
+    acting = Rules(**{"temperature": 1.0} | more)
+    out = removed(step, acting, seen)
+    assert set(out) == set(step.kept_V.isneginf().nonzero().flatten().tolist())
+    found, others = candidates_of(step, names, removed_by(step, acting, seen))
     assert math.fsum(c.before for c in [*found, others]) == pytest.approx(1)
     assert math.fsum(c.after or 0 for c in [*found, others]) == pytest.approx(1)
     assert [c.label for c in found if c.chosen] == [names[token]]
-    assert all((c.after is None) == (names.index(c.label) in removed) == bool(c.by) for c in found)
+    assert all((c.after is None) == (names.index(c.label) in out) == bool(c.by) for c in found)
     assert [c.before for c in found] == sorted((c.before for c in found), reverse=True)
     best = names[int(step.kept_V.argmax())]
     assert best in [c.label for c in found] and 10 <= len(found) <= 11 and others.label == f"{50 - len(found)} others"
@@ -153,8 +159,23 @@ def test_each_column_adds_up_to_one_and_what_is_struck_out_is_what_was_removed(s
 
 def test_a_chosen_token_that_is_unlikely_is_shown_too():
     logits_V = torch.arange(30.0, 0, -1)
-    found, others = candidates_of(a_step(make(), 2, logits_V=logits_V, token=25), list(map(str, range(30))), {})
+    found, others = told(a_step(make(), 2, logits_V=logits_V, token=25), [])
     assert [c.label for c in found] == [*map(str, range(10)), "25"] and found[-1].chosen and others.label == "19 others"
+
+
+def test_what_the_rules_raise_is_shown_though_it_was_unlikely_before():
+    """A penalty makes the ten likeliest, which are in the text, less likely than the others: two of these come up."""
+    logits_V = torch.tensor([2.0] * 10 + [1.9, 1.8] + [-5.0] * 18)
+    o = options(repetition_penalty=10.0)
+    found, others = told(a_step(make(), 10, logits_V=logits_V, o=o, seen=range(10), token=10), range(10), o)
+    assert {"10", "11"} <= {c.label for c in found} and others.after < 0.3
+    assert next(c for c in found if c.label == "10").after > 0.2
+
+
+def told(step, seen, o=None):
+    """Its candidates, by names that are their numbers."""
+    names = [str(i) for i in range(len(step.logits_V))]
+    return candidates_of(step, names, removed_by(step, rules_of(o or options()), seen))
 
 
 def test_cache_and_reading_of_prefill_and_decode(tmp_path):
@@ -218,6 +239,10 @@ def test_the_words_about_attention_are_those_of_the_weights(tmp_path):
     assert "“c” (2) looks most at “b” (1) 0.50, “a” (0) 0.30, “c” (2) 0.20." in said
     assert "L0H0 a (0) 0.50  L0H1 b (1) 0.80" in text
     assert "a b c\n▅ ▆ ▄\n" in text  # 8 sqrt(w) = 4.4, 5.7, 3.6, where ▁ stands for 0 to 1
+    step = a_step(opened.config, 4, attention=[pattern_HS], start=1)  # without the first of four
+    (view,) = trace_of(opened, options(), [0, 1, 2, 3], [step]).views
+    assert [(x.label, x.position) for x in view.looks] == [("c", 2), ("b", 1), ("d", 3)]
+    assert [(x.label, x.position) for x in view.strongest[2:]] == [("b", 1), ("c", 2)]
 
 
 def test_attention_over_other_tokens_than_the_visible_ones_is_an_error(tmp_path):
@@ -270,7 +295,7 @@ def test_the_steps_of_every_model(tmp_path, model_config):
         assert table_of(page, step.number)[-1][0] == f"{VOCAB - len(table_of(page, step.number)) + 1} others"
         left = [row for row in table_of(page, step.number) if not row[2].startswith("out")]
         assert len(left) == 5 and sum(float(row[2].removesuffix(" %")) for row in left) == pytest.approx(100, abs=0.3)
-    assert "From step 4 on" in page and ("each token left stands" in page) == c.causal
+    assert "From step 4 on" in page and "each token left stands" in page
     assert text.count("\nstep ") == 6
 
 
@@ -292,8 +317,9 @@ def test_a_context_that_slides_keeps_its_cache_and_hides_what_left_it(tmp_path):
 def test_no_token_and_no_path_is_markup(tmp_path):
     words = WordTokenizer(NASTY)
     opened, logits_V = opened_of(words), torch.zeros(len(NASTY))
-    made = [a_step(opened.config, 6, n, n, logits_V=logits_V) for n in range(6)]
-    page, _ = written(tmp_path, opened, list(range(6)), made)
+    o = options(top_k=1)  # so that the others are struck through
+    made = [a_step(opened.config, 6, n, n, logits_V=logits_V, o=o) for n in range(6)]
+    page, _ = written(tmp_path, opened, list(range(6)), made, o)
     bare = markup(page)
     for word in NASTY[:3]:
         assert word not in bare and html.escape(word, quote=False) in bare.replace("&#34;", '"').replace("&#39;", "'")
@@ -414,6 +440,14 @@ def test_what_a_page_has_no_room_for_is_left_out_and_said(tmp_path, monkeypatch)
     page, _ = written(tmp_path, opened, [0] * 5, [a_step(opened.config, 5, n) for n in range(4)])
     assert [len(weights_in(s)) for s in data_in(page)["steps"]] == [4, 1, 1, 1]
     assert "From step 1 on, attention is shown as the mean over all heads only." in page
+
+
+def test_the_text_draws_the_nearest_tokens_and_adds_up_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_text, "NEAREST", 2)
+    opened = opened_of(ABC, "n_layer=1", "n_head=1")
+    step = a_step(opened.config, 4, attention=[torch.tensor([[0.5, 0.25, 0.25, 0.0]])])
+    text = written(tmp_path, opened, [0, 1, 2, 3], [step])[1]
+    assert "2 earlier tokens, together 0.75; then:\nc d\n▅ ▁\n" in text
 
 
 def test_of_a_long_prompt_the_end_is_shown(tmp_path, monkeypatch):

@@ -102,9 +102,9 @@ def write_targets(
     overtake the `best` finished ones, or after `length` tokens (null: what the context allows, see `room`). Those that
     have not ended then stand behind all that have; a source that leaves no room has an empty one.
 
-    A wider beam finds no worse target when it misses none, yet it may: nothing is certain below V^length hypotheses.
-    Results do not depend on which sources are searched together, as far as arithmetic goes. `poll` is called between
-    batches and may raise. Raises UserError for a model that cannot be cached.
+    A wider beam mostly finds likelier targets, but no width below V^(length + 1) makes sure of it. Results do not
+    depend on which sources are searched together, as far as arithmetic goes. `poll` is called between batches and may
+    raise. Raises UserError for a model that cannot be cached.
     """
     found = [[Hypothesis([], 0.0, False)] for _ in sources]
     with evaluating(model), torch.inference_mode():

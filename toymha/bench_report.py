@@ -68,7 +68,7 @@ class Results:
 def seconds(value: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:,.0f} {unit}"
+            return f"{number(value / size)} {unit}"
     return f"{value / 1e-6:.3g} µs"
 
 
@@ -84,7 +84,12 @@ def amount(value: float, unit: str = "B", step: int = 1000) -> str:
     prefixes = ["", "Ki", "Mi", "Gi", "Ti"] if step == 1024 else ["", "k", "M", "G", "T"]
     power = next((i for i in range(4) if value < step ** (i + 1)), 4)
     scaled = value / step**power
-    return f"{f'{scaled:.3g}' if scaled < 1000 else f'{scaled:,.0f}'} {prefixes[power]}{unit}"
+    return f"{number(scaled)} {prefixes[power]}{unit}"
+
+
+def number(value: float) -> str:
+    """Three digits, and all before the point."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def percent(value: float) -> str:
@@ -175,7 +180,7 @@ def roofline_table(rows: list[Row], keys: dict[str, str], phases: Sequence[str] 
             bound = f"overhead ({p['nearer']} {percent(p['reached'])})" if p["bound"] == "overhead" else p["bound"]
             moved = [amount(p["bytes"]), amount(p["bytes_per_s"]), percent(p["of_bandwidth"])]
             computed = [amount(p["flops"], "FLOP"), amount(p["flops_per_s"], "FLOP"), percent(p["of_products"])]
-            lines.append([*(shown(r[k]) for k in keys), name, *moved, *computed, f"{p['intensity']:.3g}", bound])
+            lines.append([*(shown(r[k]) for k in keys), name, *moved, *computed, number(p["intensity"]), bound])
     return lines
 
 
@@ -197,8 +202,8 @@ def inference_notes(rows: list[Row], out: Results) -> list[str]:
     if sampled:
         said = ", ".join(f"{n} (prompt {P})" for P, n in sampled)
         notes.append(f"without a cache not all {first['new_tokens']} new tokens are timed, but evenly spaced: {said}")
-    if raised := {f"{r['model']} from {r['seq_len']}" for r in rows if r["context"] > r["seq_len"]}:
-        said = f"the context was raised to {first['context']:,} tokens: {', '.join(sorted(raised))}"
+    if raised := sorted({r["seq_len"] for r in rows if r["context"] > r["seq_len"]}):
+        said = f"the context was raised from {', '.join(map(str, raised))} to {first['context']:,} tokens"
         notes.append(f"{said}; no weight, learned positions included, changes the speed")
     notes.append(
         f"moved: at least, weights once (fp32) and keys and values; other activations are left out. {FLOPS_NOTE}"
@@ -216,8 +221,8 @@ def bound_notes(phases: list[dict[str, Any]]) -> list[str]:
     notes = []
     if any(p["bound"] == "overhead" for p in phases):
         notes.append(
-            f"overhead: less than {100 * OVERHEAD:.0f} % of what memory or products allow; what is so small waits for "
-            "the calls themselves"
+            f"overhead: less than {100 * OVERHEAD:.0f} % of what memory or products allow; it waits for something "
+            "else: calls, which cost small models most, small products, other work of this machine"
         )
     if any(p["cache_resident"] for p in phases):
         notes.append(
@@ -273,7 +278,8 @@ def training_text(rows: list[Row], out: Results) -> list[str]:
         f"{told_range(told, 'timings', ('step',))} timings after those that do not count",
         f"{FLOPS_NOTE}; three forward passes a step, without the optimizer's own products",
         "kept: memory that the backward pass needs, weights left out, as autograd keeps it, and by the formula of "
-        "`toymha cost`; T x T: its part in the patterns, which grows with the square of the context",
+        "`toymha cost`, which leaves out copies of weights too; T x T: its part in the patterns, which grows with "
+        "the square of the context",
     ]
     return lines + [f"note  {n}" for n in notes + again_notes(rows, ("step",))]
 

@@ -122,11 +122,12 @@ class Texts(Lines):
     def tell(self) -> None:
         if not self.alone:
             return super().tell()
-        (sample,) = self.samples
-        print(sample.shown()[len(self.printed) :], end="", flush=True)
-        self.printed = sample.shown()
-        if sample.stopped:
-            self.end_line()
+        for sample in self.samples[self.told :]:
+            print(sample.shown()[len(self.printed) :], end="", flush=True)
+            self.printed = sample.shown()
+            if sample.stopped:
+                self.end_line()
+                self.told = 1
 
     def line(self, sample: Continuation) -> str:
         return f"--- {sample.title} ---\n{sample.shown()}".removesuffix("\n") + "\n"

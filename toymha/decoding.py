@@ -35,9 +35,7 @@ class Step:
     logits_V: Tensor  # of the next token, as the model gave them: float32, on the CPU
     kept_V: Tensor  # after penalty, temperature and filters: float64, on the CPU; -inf where out, 0 the most likely
     token: int  # what was chosen
-    attention: list[Tensor] | None = (
-        None  # of each layer the last token's pattern_HS, in the order of the text; if asked
-    )
+    attention: list[Tensor] | None = None  # if asked: of each layer the last token's pattern_HS, as the text goes
 
 
 def check_overflow(model: GPT, overflow: str) -> None:
@@ -144,7 +142,9 @@ class Reading:
         fit = [row for row in rows if self.slides or (self.keeps and len(self.texts[row]) <= self.model.seq_len)]
         # The others stand at new positions, or nothing is kept of them. Texts of one length are read together.
         others = sorted(set(rows) - set(fit), key=lambda row: len(self.context(row)))
-        with evaluating(self.model), torch.inference_mode():
+        # To change the mode and back takes as long as a small model takes for a token.
+        mode = evaluating(self.model) if self.model.training else contextlib.nullcontext()
+        with mode, torch.inference_mode():
             out = self.go_on(fit, left) if fit else {}
             for _, group in groupby(others, key=lambda row: len(self.context(row))):
                 same = list(group)

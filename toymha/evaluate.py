@@ -228,9 +228,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def unigram_loss(model: nn.Module, train: Split, split: Split, vocab_size: int) -> float:
-    """Nats a token of one who knows the training frequencies (plus one each) of what this model predicts, and no
-    context: the bar to beat."""
-    count_V = torch.bincount(predicted(model, train), minlength=vocab_size).double() + 1
+    """Nats a token of one who knows the training frequencies (plus one each) of the kind of tokens that this model
+    predicts, and no context: the bar to beat."""
+    seen_N = predicted(model, train) if isinstance(model, Seq2Seq) else train.tokens
+    count_V = torch.bincount(seen_N.long(), minlength=vocab_size).double() + 1
     logp_V = (count_V / count_V.sum()).log()
     return -logp_V[predicted(model, split)].mean().item()
 

@@ -19,7 +19,7 @@ class EvalOptions:
     split: str = key("which part of the text", choices=("train", "val", "test"), default="val")
     weights: str = key("of the last step or of the best evaluation", choices=("last", "best"), default="last")
     data: str | None = key("another data set, read with the run's own tokenizer; null = the run's", default=None)
-    path: str | None = key("the file, for data=file", text=True, default=None)
+    path: str | None = key("the file, for data=file and data=pairs", text=True, default=None)
     device: str = key("auto = cuda, else mps, else cpu", default="auto")
     precision: str | None = key(
         "auto, fp32 or bf16; null = as the run was told", choices=("auto", "fp32", "bf16"), default=None
@@ -62,7 +62,11 @@ class HeadsOptions:
         "what to look at, such as census,writes; null = passage, census, likeness, writes, importance, pruning",
         default=None,
     )
-    text: str | None = key("a text whose maps are drawn; null: validation text", text=True, default=None)
+    text: str | None = key(
+        "a text whose maps are drawn (of a model with an encoder: a source); null: validation text",
+        text=True,
+        default=None,
+    )
     show: int = key("tokens of validation text that are drawn", low=2, high=256, default=48)
     weights: str = key("of the last step or of the best evaluation", choices=("last", "best"), default="last")
     steps: int | None = key("0: the run's model as it was before training", low=0, high=0, default=None)
@@ -108,7 +112,12 @@ class GenerateOptions:
     """Options of `toymha generate`."""
 
     run: str = key("the run folder", text=True)
-    prompt: str | None = key("the text to go on from, any characters; - reads standard input", text=True, default=None)
+    prompt: str | None = key(
+        "the text to go on from, any characters (- reads standard input); null or empty: from the begin mark of a "
+        "document, else from a line end, else from the first token of the training text",
+        text=True,
+        default=None,
+    )
     prompt_file: str | None = key("a file whose whole text is the prompt", text=True, default=None)
     prompts: str | None = key("a file with one prompt a line, read as one batch", text=True, default=None)
     max_new_tokens: int = key("tokens to make, at most", low=0, default=200)
@@ -127,8 +136,17 @@ class GenerateOptions:
     )
     beam: int = key("width of the beam search; 1 = none; only for temperature=0", low=1, high=1024, default=1)
     num_samples: int = key("texts for each prompt", low=1, high=10_000, default=1)
-    stop: list[str] | None = key("texts that end a sample, such as stop=['\\n\\n']", default=None)
-    seed: int = key("of the first sample; each has a random stream of its own", low=0, high=2**32 - 1, default=0)
+    stop: list[str] | None = key(
+        "texts that end a sample and are not printed, such as stop=['\\n\\n'], where \\n is a line end; documents end "
+        "at the next begin mark anyway",
+        default=None,
+    )
+    seed: int = key(
+        "of the first sample of each prompt; the next have seed + 1, + 2, ..., each a random stream of its own",
+        low=0,
+        high=2**32 - 1,
+        default=0,
+    )
     cache: bool = key("keep keys and values; false recomputes the whole text for each token", default=True)
     overflow: str = key(
         "when the context is full: crop (recompute the last seq_len tokens for each), slide (rotary or no positions: "

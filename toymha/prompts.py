@@ -24,7 +24,7 @@ class Prompt:
 
     @property
     def empty(self) -> bool:
-        return not self.text.strip(" ")
+        return not self.text
 
 
 def check(o: GenerateOptions) -> None:

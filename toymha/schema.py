@@ -147,7 +147,8 @@ def check_value(name: str, value: Any, f: dataclasses.Field, hint: Any) -> Any:
         bounds = [(sign, m[b], test) for b, sign, test in BOUNDS if m[b] is not None]
         if not math.isfinite(value) or not all(test(value, limit) for _, limit, test in bounds):
             wanted = " and ".join(f"{sign} {limit}" for sign, limit, _ in bounds)
-            wanted = f"{m['low']}{' or null' if nullable else ''}" if m["low"] == m["high"] else wanted
+            if m["low"] is not None and m["low"] == m["high"]:
+                wanted = f"{m['low']}{' or null' if nullable else ''}"
             raise UserError(f"{shown}: must be {wanted or 'finite'}")
     return value
 

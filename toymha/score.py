@@ -17,8 +17,8 @@ from toymha.schema import UserError, build
 
 def score_run(o: Any) -> str:
     """`o`: options.EvalOptions. Raises UserError where run, weights, split or data are not there."""
-    if o.path is not None and o.data != "file":
-        raise UserError(f"path={o.path} needs data=file")
+    if o.path is not None and o.data not in ("file", "pairs"):
+        raise UserError(f"path={o.path} needs data=file, or data=pairs for a file of pairs")
     data = other_data(o, Run.load(o.run).config.data) if o.data else None
     opened = open_run(o.run, weights=o.weights, device=o.device, precision=o.precision, threads=o.threads, data=data)
     split = opened.corpus.splits[opened.split(o.split)]
@@ -33,4 +33,7 @@ def score_run(o: Any) -> str:
 def other_data(o: Any, own: Data) -> Data:
     """Another text, cut by its own rule, in this run's tokens."""
     values = Composer().composed({"data": o.data})[0]["data"]
-    return build({**values, "path": o.path, "tokenizer": own.tokenizer, "vocab_size": own.vocab_size}, Data, "data.")
+    tokens = {"tokenizer": own.tokenizer, "vocab_size": own.vocab_size}
+    if o.data == "pairs" and own.source_unit:
+        tokens |= {"source_unit": own.source_unit, "target_unit": own.target_unit}
+    return build({**values, "path": o.path, **tokens}, Data, "data.")

@@ -48,10 +48,13 @@ def walk(c: Config, vocab_size: int) -> dict[str, list[Step]]:
     shape = (c.batch_size, c.seq_len)
     with torch.device("meta"), torch.no_grad():
         model, idx_BT = make_model(c, vocab_size).eval(), torch.zeros(shape, dtype=torch.int64)
-        block = next((b for b in model.blocks if isinstance(b.attn, Attention)), None)
-        watches = {} if block is None else {"self-attention": watch(block.attn)}
-        if c.crosses and block is not None:
-            watches["cross-attention"] = watch(block.cross)
+        first = next((i for i in range(c.n_layer) if c.heads_of(i)), None)
+        if first is None:
+            return {}
+        model.blocks = model.blocks[: first + 1]  # nobody asks what comes after
+        watches = {"self-attention": watch(model.blocks[first].attn)}
+        if c.crosses:
+            watches["cross-attention"] = watch(model.blocks[first].cross)
         model(idx_BT, idx_BT) if isinstance(model, Seq2Seq) else model(idx_BT)
     return {kind: merged(w.steps) for kind, w in watches.items()}
 

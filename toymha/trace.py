@@ -7,13 +7,14 @@ length, and its query is the token before that one. H heads of a layer, S visibl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from toymha import cost, runs, sampling
 from toymha.config import Config
@@ -32,6 +33,7 @@ MOST_STEPS = 200  # in page and text
 TOP = 10  # candidates of a step
 LOOKS = 6  # tokens that a step looks at most, in words
 LONGEST = 300  # letters of the prompt above the steps
+REMOVERS = ("", "temperature", "top_k", "top_p", "min_p")  # rules that remove tokens, in the order in which they act
 
 
 @dataclass(frozen=True)
@@ -169,22 +171,20 @@ def _view(s: Step, before: Step | None, ids: Sequence[int], names: Sequence[str]
     )
 
 
-def removed_by(s: Step, rules: Rules, seen: Sequence[int]) -> dict[int, str]:
-    """Token -> the rule that removed it, the first that did. `seen`: the text before the new token."""
+def removed_by(s: Step, rules: Rules, seen: Sequence[int]) -> Tensor:
+    """by_V: for each token the number in REMOVERS of the first rule that removed it. `seen`: the text before."""
     seen_V = torch.zeros(len(s.logits_V), dtype=torch.bool)
     seen_V[list(seen)] = True
     kept_V = sampling.penalise(s.logits_V.double(), seen_V, rules.repetition_penalty)
     kept_V = sampling.temper(kept_V, rules.temperature)
-    out = dict.fromkeys(kept_V.isneginf().nonzero().flatten().tolist(), "temperature")
-    for name, rule in (("top_k", sampling.top_k), ("top_p", sampling.top_p), ("min_p", sampling.min_p)):
-        kept_V = rule(kept_V, getattr(rules, name))
-        out = dict.fromkeys(kept_V.isneginf().nonzero().flatten().tolist(), name) | out
-    return out
+    by_V = kept_V.isneginf().long()
+    for n, rule in enumerate((sampling.top_k, sampling.top_p, sampling.min_p), 2):
+        kept_V = rule(kept_V, getattr(rules, REMOVERS[n]))
+        by_V[kept_V.isneginf() & (by_V == 0)] = n
+    return by_V
 
 
-def candidates_of(
-    s: Step, names: Sequence[str], removed: Mapping[int, str]
-) -> tuple[list[Candidate], Candidate | None]:
+def candidates_of(s: Step, names: Sequence[str], by_V: Tensor) -> tuple[list[Candidate], Candidate | None]:
     """The likeliest tokens before or after the rules, with the chosen one; and the others together, if there are any.
 
     Each column adds up to 1 over all of them.
@@ -196,7 +196,7 @@ def candidates_of(
     out = []
     for i in order:
         after = float(after_V[i]) if kept_V[i] else None
-        out.append(Candidate(names[i], float(before_V[i]), after, i == s.token, removed.get(i, "")))
+        out.append(Candidate(names[i], float(before_V[i]), after, i == s.token, REMOVERS[int(by_V[i])]))
     kept_V[order] = False
     before_V[order] = after_V[order] = 0
     n = len(before_V) - len(order)
@@ -309,9 +309,12 @@ def _notes(steps: Sequence[Step], c: Config) -> list[str]:
         out.append("causal=false: each new token changes what earlier ones see, so nothing can be kept in a cache.")
     cropped = next((s for s in steps if s.context_start), None)
     if cropped:
-        moved = not cropped.cache_tokens and c.causal
         out.append(
             f"From step {cropped.number} on the text is longer than the context, and its beginning is out of sight"
-            + ("; each token left stands at another position, so all are read anew in each step." if moved else ".")
+            + (
+                "; each token left stands at another position, so all are read anew in each step."
+                if not cropped.cache_tokens
+                else "."
+            )
         )
     return out

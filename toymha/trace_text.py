@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,16 @@ if TYPE_CHECKING:
 WIDTH = 88  # of a line
 BAR = 20  # of a bar for a probability of 1
 LABEL = 24  # of a token's label
+NEAREST = 256  # tokens under which weights are drawn, the last ones
 EIGHTHS = " ▏▎▍▌▋▊▉"  # the end of a bar
 HEIGHTS = "▁▂▃▄▅▆▇█"  # of a weight, on a scale of square roots
 
 
 def text_of(trace: Trace) -> str:
     """The whole text."""
-    lines = [f"{trace.title}. {trace.says}", ""]
+    lines = [trace.title, trace.says, ""]
     lines += columns([list(fact) for fact in trace.about], 2)
-    lines += [f"note: {note}" for note in trace.notes]
+    lines += [line for note in trace.notes for line in textwrap.wrap(f"note: {note}", WIDTH)]
     if any(v.rows_RS is not None for v in trace.views):
         lines += [
             "",
@@ -42,8 +44,10 @@ def _step(trace: Trace, v: View) -> list[str]:
     table += [_candidate(v.others)] if v.others else []
     out += columns(table, 2)
     if v.rows_RS is not None:
-        seen = range(v.start, v.query + 1)
-        out += ["", *under([trace.labels[i] for i in seen], v.rows_RS[0].tolist())]
+        begin = max(v.start, v.query + 1 - NEAREST)
+        weights, far = v.rows_RS[0].tolist(), begin - v.start
+        out += ["", *([f"{far:,} earlier tokens, together {sum(weights[:far]):.2f}; then:"] if far else [])]
+        out += under(trace.labels[begin : v.query + 1], weights[far:])
         heads = [f"{n} {_look(x)}" for n, x in zip(trace.rows, v.strongest) if n.startswith("L")]
         out += ["most of each head:", *wrapped(heads)]
     return out

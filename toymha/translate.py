@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -200,29 +200,36 @@ def print_beams(o: GenerateOptions, opened: Opened, by: UnitTokenizer, given: li
 def sample_targets(o: GenerateOptions, opened: Opened, by: UnitTokenizer, given: list[Prompt]) -> None:
     """Targets drawn token by token, each sample with a random stream of its own; with temperature=0 the most likely
     tokens. Tokens that are there already, for repetition_penalty, are those of the target."""
-    samples = [
-        Continuation(by, p, title="", seed=o.seed + i, most=o.max_new_tokens, stops=[], end=by.begin)
+    samples: list[Continuation] = [
+        Target(by, p, title="", seed=o.seed + i, most=o.max_new_tokens, stops=[], end=by.begin)
         for p in given
         for i in range(o.num_samples)
     ]
     out = (Targets if o.output == "text" and len(samples) > 1 else OUTPUTS[o.output])(samples, len(samples) == 1)
     generators = [stream(s.seed, "sample") for s in samples]
+    if not o.max_new_tokens:
+        out.tell()
+        return
     try:
         # The last token of a sample is drawn, and not read.
-        lengths, most = [len(s.prompt.ids) - 1 for s in samples], max(0, o.max_new_tokens - 1)
-        for batch, length in batches(opened.model, lengths, most, ROWS) if o.max_new_tokens else ():
-            for _ in drawn(o, opened.model, [samples[i] for i in batch], [generators[i] for i in batch], length):
-                out.tell()
-        out.tell()
+        lengths, most = [len(s.prompt.ids) - 1 for s in samples], o.max_new_tokens - 1
+        for batch, length in batches(opened.model, lengths, most, ROWS):
+            draw(o, opened.model, [samples[i] for i in batch], [generators[i] for i in batch], length, out.tell)
     except KeyboardInterrupt:
         out.end_line()
         raise
 
 
-def drawn(
-    o: GenerateOptions, model: GPT | Seq2Seq, live: list[Continuation], generators: list[torch.Generator], length: int
-) -> Iterator[None]:
-    """One token more for each sample, then again, until all are over. `length`: tokens of each that the model reads."""
+def draw(
+    o: GenerateOptions,
+    model: GPT | Seq2Seq,
+    live: list[Continuation],
+    generators: list[torch.Generator],
+    length: int,
+    tell: Callable[[], None],
+) -> None:
+    """One token more for each sample, then again, until all are over. `length`: tokens of each that the model reads.
+    `tell` is called after each round."""
     rules = Rules(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty)
     by = live[0].tokenizer
     seen_RV = torch.zeros(len(live), by.vocab_size, dtype=torch.bool)
@@ -238,7 +245,7 @@ def drawn(
                 seen_RV[row, token] = True
                 if not sample.add(token) and t == length:
                     sample.stopped = "context"
-            yield
+            tell()
             rows = [row for row, sample in enumerate(live) if not sample.stopped]
             if not rows:
                 return
@@ -246,8 +253,19 @@ def drawn(
             logits_RV = reader.next(torch.tensor([tokens[r] for r in rows]), torch.tensor(rows))
 
 
+class Target(Continuation):
+    """What follows the separator. Source and target have spellings of their own, and a tab between them."""
+
+    def opening(self) -> str:
+        return f"{self.prompt.text}\t"
+
+    def text(self) -> str:
+        assert isinstance(self.tokenizer, UnitTokenizer)
+        return self.tokenizer.decode_target(self.tokens)
+
+
 class Targets(Lines):
-    """As text: a line for each sample, source and target with a tab between them."""
+    """As text: a line for each sample."""
 
     def line(self, sample: Continuation) -> str:
         return sample.shown()

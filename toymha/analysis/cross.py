@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from toymha import cost
 from toymha.analysis.plots import MOST_TOKENS, visible
 from toymha.analysis.results import Head
+from toymha.beam import write_targets
 from toymha.data.corpus import Corpus, Split
 from toymha.data.pairs import pair_rows
 from toymha.data.units import SPACE, UnitTokenizer
@@ -24,11 +25,12 @@ from toymha.evaluate import attentions, evaluating
 from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened
 from toymha.schema import UserError, word
-from toymha.translate import pairs_of, write_targets
+from toymha.translate import pairs_of
 
 PAIRS = 256  # that heads are measured on
 BATCH = 32  # of them at a time
 SHOWN = 4  # pairs whose maps are drawn
+ORDER = ("cross", "layer", "encoder")  # of maps: the three kinds of attention, as evaluate.attentions names them
 
 
 @dataclass(frozen=True)
@@ -214,10 +216,16 @@ def look(sums: Sequence[float], rows: int, aligned: int) -> Look:
 
 
 def first_pairs(model: Seq2Seq, corpus: Corpus, count: int = SHOWN) -> list[Pair]:
-    """The first pairs of the validation split, with their right targets."""
+    """The first pairs of the validation split, with their right targets. Maps of self-attention are those of the very
+    first; those of every pair would be many."""
     by = units(corpus)
-    pairs = itertools.islice(pairs_of(corpus.splits["val"]), count)
-    return [pair(model, by, source, [*target, by.begin], "The right target.") for source, target in pairs]
+    out: list[Pair] = []
+    for source, target in itertools.islice(pairs_of(corpus.splits["val"]), count):
+        found = pair(model, by, source, [*target, by.begin], "The right target.")
+        first = stack(next(iter(found.maps)))
+        maps = {name: maps for name, maps in found.maps.items() if not out or stack(name) == first}
+        out.append(replace(found, maps=maps))
+    return out
 
 
 def written(model: Seq2Seq, corpus: Corpus, text: str) -> Pair:
@@ -245,7 +253,8 @@ def pair(model: Seq2Seq, by: UnitTokenizer, source: list[int], target: list[int]
     """`source` from its begin mark on; `target`: what is written, with the mark that ends it, if it comes."""
     past = [by.separator, *target[:-1]]
     heard = patterns(model, torch.tensor([source]), torch.tensor([past]))
-    maps = {name: pattern_BHTS[0, :, :MOST_TOKENS, :MOST_TOKENS] for name, pattern_BHTS in heard.items()}
+    order = sorted(heard, key=lambda name: ORDER.index(stack(name)))
+    maps = {name: heard[name][0, :, :MOST_TOKENS, :MOST_TOKENS] for name in order}
     names = [visible(label) for label in by.labels()]
     sides = {"source": source, "target": target, "past": past}
     labels = {side: [names[i] for i in ids[:MOST_TOKENS]] for side, ids in sides.items()}

@@ -22,7 +22,7 @@ from toymha.analysis.page import boxes
 from toymha.analysis.results import Head
 from toymha.page import render
 
-TOLD = 0.05  # weights from here on are told in the page, at most 20 in a row
+TOLD = 0.1  # weights from here on are told in the page, at most 10 in a row
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Stack:
     text: str
 
 
-# In the order of the page.
 STACKS = {
     "cross": Stack(
         "Cross-attention",
@@ -87,8 +86,8 @@ def facts_of(found: CrossStudy, notes: Sequence[str]) -> dict[str, Any]:
         "statement": statement(found),
         "cells": cells(found) if found.measured else [],
         "rows": rows_told(found),
-        "stacks": {name: kind for name, kind in STACKS.items() if any(stack(m) == name for m in found.heads)},
-        "pairs": [(i, p, _drawn(found, p)) for i, p in enumerate(found.pairs, 1)],
+        "stacks": {stack(name): STACKS[stack(name)] for p in found.pairs for name in p.maps},
+        "shown": [(i, p, _files(p), _drawn(found, p)) for i, p in enumerate(found.pairs, 1)],
         "gradient": ", ".join("#" + bytes(c).hex() for c in plots.palette()[::15]),
         "ticks": [(f"{t:g}", f"{100 * t**0.5:.1f}") for t in plots.TICKS],
     }
@@ -131,8 +130,9 @@ def statement(found: CrossStudy) -> str:
     if best is None:
         return "No pair has as many source as target tokens, so nothing is known of diagonals"
     value, name, head = best
-    even = getattr(found.measured.even, name)
-    return f"{head.name} comes closest to a {name}: in {share(value)} of its rows ({share(even)} by chance)"
+    largest, even = found.measured.heads[head].largest, getattr(found.measured.even, name)
+    lies = f"its largest weight, {largest:.2f} in the mean, lies there in {share(value)} of the rows"
+    return f"{head.name} comes closest to reading the {name}: {lies} ({share(even)} by chance)"
 
 
 def said(found: CrossStudy, name: str, head: Head) -> str:
@@ -167,10 +167,15 @@ class Drawn:
     marks: list[tuple[float, float, str]]
 
 
+def _files(p: Pair) -> list[tuple[str, str]]:
+    """Of each figure the name of its attention in the files, and in words."""
+    return [(name, f"{STACKS[stack(name)].short}, layer {name.removeprefix(stack(name))}") for name in p.maps]
+
+
 def _drawn(found: CrossStudy, p: Pair) -> dict[str, list[tuple[str, list[Drawn]]]]:
     """`cross` -> (its name, the maps of its heads) for each layer."""
     out: dict[str, list[tuple[str, list[Drawn]]]] = {}
-    for name in sorted(p.maps, key=lambda name: list(STACKS).index(stack(name))):
+    for name in p.maps:
         heads = zip(found.heads[name], p.maps[name].numpy(), strict=True)
         drawn = [draw(p, name, head.name, said(found, name, head), pattern_TS) for head, pattern_TS in heads]
         out.setdefault(stack(name), []).append((name, drawn))
@@ -183,10 +188,10 @@ def draw(p: Pair, name: str, title: str, caption: str, pattern_TS: np.ndarray) -
     T, S = pattern_TS.shape
     cell, size = next(s[1:] for s in plots.SIZES if s[0] >= max(T, S))
     rows, columns = ([plots.cut(label) for label in labels] for labels in sides)
-    wide_T, wide_S = ([0.62 * size * plots.columns(text) for text in labels] for labels in (rows, columns))
+    wide_T, wide_S = ([0.58 * size * plots.columns(text) for text in labels] for labels in (rows, columns))
     turned = [wide > cell for wide in wide_S]
-    left, foot = 20 + max(wide_T) + 8, 2 + cell * T
-    below = max(wide if turn else size for wide, turn in zip(wide_S, turned)) + 10
+    left, foot = 18 + max(wide_T) + 8, 2 + cell * T
+    below = max(wide if turn else size for wide, turn in zip(wide_S, turned)) + 8
     marks = []
     for t, s in zip(*(axis.tolist() for axis in np.nonzero(pattern_TS >= TOLD))):
         words = f"{kind.words[0]} {sides[0][t]}, {kind.words[1]} {sides[1][s]}: {pattern_TS[t, s]:.3f}"

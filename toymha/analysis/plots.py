@@ -34,7 +34,7 @@ HAN = (
 )
 LABEL = 10  # columns of a token's label; a Chinese character takes two
 # Up to so many tokens: cells, letters.
-SIZES = ((4, 40, 13), (8, 28, 12), (32, 16, 11), (64, 12, 10), (128, 10, 9), (MOST_TOKENS, 8, 7))
+SIZES = ((4, 40, 13), (8, 24, 12), (32, 16, 11), (64, 12, 10), (128, 10, 9), (MOST_TOKENS, 8, 7))
 GAP, AXIS, TITLE, FOOT = 22, 22, 40, 58  # between maps, for a word at an axis, above a map, below all
 
 

@@ -176,10 +176,9 @@ def _generated_splits(data: Data, by: Tokenizer) -> dict[str, Split]:
 
 def _pair_splits(data: Data, whole: str, by: Tokenizer) -> dict[str, Split]:
     """Of a text of pairs. Every token of a target has the tag `answer`."""
-    if not isinstance(by, PairTokenizer) or data.tokenizer != "pair":
-        raise UserError(
-            f"tokens of the kind pair belong to data of pairs of source and target; data={data.name} has none"
-        )
+    readable = [name for name in PAIRED if name not in generated.LANGUAGES]
+    if not isinstance(by, PairTokenizer) or data.name not in readable:
+        raise UserError(f"tokens of pairs read data={', '.join(readable)}; not data={data.name}")
     out = {}
     for name, part in parallel.cut(whole, data).items():
         ids_N = by.encode(part)

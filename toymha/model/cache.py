@@ -64,7 +64,8 @@ class KVCache:
         """Forget all but the first `length` tokens. Raises ValueError when there are not as many any more."""
         kept = self.layers[0].length
         if not 0 <= length <= self.length or kept < self.length:
-            raise ValueError(f"the cache holds {kept} of {self.length} tokens, so it cannot be cut to {length}")
+            gone = f" of {self.length}" if kept < self.length else ""
+            raise ValueError(f"the cache holds {kept} tokens{gone}, so it cannot be cut to {length}")
         self.length = length
         for layer in self.layers:
             layer.length = length

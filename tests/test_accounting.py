@@ -1,0 +1,222 @@
+"""`toymha cost`: what it prints, as a user reads it. The numbers themselves are checked in test_cost.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import FILES, make, tokens
+
+from toymha import accounting
+from toymha.cli import main
+from toymha.data import text
+from toymha.model.attention import Attention
+from toymha.model.seq2seq import Seq2Seq, make_model
+from toymha.shapes import Step, walk
+
+
+def asked(capsys, *words: str) -> str:
+    assert main(["cost", *words]) == 0
+    return capsys.readouterr().out
+
+
+def rows(out: str, name: str) -> list[list[str]]:
+    """The cells of every line that begins with `name`."""
+    return [line.removeprefix(f"  {name}").split() for line in out.splitlines() if line.startswith(f"  {name} ")]
+
+
+def lines(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_one_table_with_a_column_for_each_batch(capsys):
+    """Exact numbers, and units that one can read beside them; 32 users have 32 times the cache and the same weights."""
+    out = asked(capsys, "model=llama2_70b", "seq_len=4096", "batch_size=1,32")
+    assert rows(out, "n_head")[0] == ["64", "64"] and rows(out, "batch_size") == [["1", "32"]]
+    assert rows(out, "vocab_size") == [["32,000", "32,000"]]
+    assert rows(out, "total")[0] == "68,976,648,192 69.0 billion 68,976,648,192 69.0 billion".split()
+    assert rows(out, "KV cache, batch_size x seq_len") == ["1,342,177,280 1.25 GiB 42,949,672,960 40.0 GiB".split()]
+    assert rows(out, "weights") == ["137,953,296,384 128 GiB 137,953,296,384 128 GiB".split()]
+    assert "2 a multiply-add" in out
+
+
+def test_models_side_by_side(capsys):
+    """compare= is a list of models; what shares keys keeps an eighth of the cache."""
+    out = asked(capsys, "compare=llama2_70b,llama2_70b_mha", "seq_len=4096", "batch_size=1")
+    assert out.splitlines()[0].split() == ["llama2_70b", "llama2_70b_mha"]
+    assert rows(out, "n_kv_head")[0] == ["8", "64"]
+    assert rows(out, "KV cache, batch_size x seq_len") == ["1,342,177,280 1.25 GiB 10,737,418,240 10.0 GiB".split()]
+    both = asked(capsys, "model=llama2_70b,llama2_70b_mha", "seq_len=4096", "batch_size=1")
+    assert both == out
+
+
+def test_the_table_of_real_models(capsys):
+    """Their sizes as their papers give them."""
+    names = ["gpt2_small", "llama2_7b", "llama2_70b", "llama3_8b", "mistral_7b", "qwen2_7b"]
+    sizes = [line["sizes"] for line in lines(asked(capsys, f"compare={','.join(names)}", "json=true"))]
+    seen = {m: tuple(s[k] for k in list(s)[:7]) for m, s in zip(names, sizes)}
+    assert seen == {  # n_layer, dim, n_head, head_dim, n_kv_head, d_ff, vocab_size
+        "gpt2_small": (12, 768, 12, 64, 12, 3072, 50257),
+        "llama2_7b": (32, 4096, 32, 128, 32, 11008, 32000),
+        "llama2_70b": (80, 8192, 64, 128, 8, 28672, 32000),
+        "llama3_8b": (32, 4096, 32, 128, 8, 14336, 128256),
+        "mistral_7b": (32, 4096, 32, 128, 8, 14336, 32000),
+        "qwen2_7b": (28, 3584, 28, 128, 4, 18944, 152064),
+    }
+
+
+@pytest.mark.parametrize("model", FILES)
+def test_json_lines_say_what_the_table_says(capsys, model):
+    """Every exact number of a line stands in the table; the parts add up."""
+    words = [f"model={model}", "batch_size=2", "vocab_size=99"]
+    (line,) = lines(asked(capsys, *words, "json=true"))
+    out = asked(capsys, *words)
+    assert line["model"] == model and line["sizes"]["vocab_size"] == 99
+    for section in ("sizes", "parameters", "forward_flops", "causal_flops", "training_flops", "bytes", "activations"):
+        assert all(f" {n:,}" in out for n in line[section].values())
+    for section in ("parameters", "forward_flops"):
+        *parts, total = line[section].values()
+        assert sum(parts) == total
+    assert line["training_flops"]["per_token"] * 2 * line["sizes"]["seq_len"] == line["training_flops"]["step"]
+    assert line["bytes"]["weights"] == 2 * line["parameters"]["total"]
+
+
+def test_what_the_number_of_heads_changes(capsys):
+    """At one dim: the width of a head and the memory of T x T patterns alone; with n_kv_head fixed, the cache too."""
+    out = asked(capsys, "model=mha", "vocab_size=99")
+    moves = {
+        line.split("  ")[1].strip(): line.split("  ")[-1].strip()
+        for line in out.split("other numbers of heads")[1].splitlines()[2:]
+    }
+    assert {name for name, told in moves.items() if told == "the same"} == {
+        "w_q, parameters", "w_k", "w_v", "w_o", "all parameters", "projections, forward", "scores", "mixing", "mlp",
+        "head", "KV cache",
+    }  # fmt: skip
+    assert moves["activations, T x T"] == "changes" and moves["head_dim"] == "changes"
+    (line,) = lines(asked(capsys, "model=mha", "vocab_size=99", "json=true"))
+    heads = line["by_n_head"]
+    assert heads["head_dim"] == {"1": 128, "2": 64, "4": 32, "8": 16, "16": 8}
+    pattern = [
+        heads["materialised"][h] for h in ("1", "2", "4")
+    ]  # 4 layers x 16 sequences x 128 x 128 x 2 bytes a head
+    assert pattern[1] - pattern[0] == 4 * 16 * 128 * 128 * 2 and pattern[2] - pattern[1] == 2 * 4 * 16 * 128 * 128 * 2
+    (line,) = lines(asked(capsys, "model=gqa", "vocab_size=99", "json=true"))
+    assert line["by_n_head"]["kv_cache"]["8"] * 2 == line["by_n_head"]["kv_cache"]["4"]
+
+
+def test_heads_that_are_given_or_fixed_are_not_varied(capsys):
+    """n_head=1,2 has its own columns; model=single stands for one head."""
+    for words in (["n_head=1,2"], ["model=single"]):
+        assert "other numbers of heads" not in asked(capsys, *words, "vocab_size=99")
+        assert all(not line["by_n_head"] for line in lines(asked(capsys, *words, "vocab_size=99", "json=true")))
+
+
+def test_precision_is_that_of_the_numbers(capsys):
+    """fp32 takes twice what fp16 does, bf16 as much."""
+    four, two, brain = (
+        lines(asked(capsys, "model=mha", "vocab_size=99", "json=true", f"dtype={d}"))[0]["bytes"]
+        for d in ("fp32", "fp16", "bf16")
+    )
+    assert four == {k: 2 * n for k, n in two.items()} and two == brain
+
+
+def test_only_columns_that_differ(capsys):
+    """Learning rates and seeds cost nothing; a switch without a number of its own is told above its column."""
+    out = asked(capsys, "vocab_size=99", "optim.lr=1e-3,1e-4", "seed=0,1", "mlp=gelu,swiglu")
+    assert out.splitlines()[0].split() == ["mha", "mha"] and rows(out, "mlp")[0] == ["gelu", "swiglu"]
+    assert "lr" not in out
+
+
+def test_a_vocabulary_that_only_the_data_knows(capsys, monkeypatch):
+    """vocab_size=null is counted in the data; a number spares reading it."""
+    (line,) = lines(asked(capsys, "data=pydoc", "json=true"))
+    assert line["sizes"]["vocab_size"] == len(set(text.read_text(make("data=pydoc").data)))
+    monkeypatch.setattr(text, "vocab_size", None)
+    assert "vocab_size" in asked(capsys, "data=pydoc", "vocab_size=99")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("compare=llama2_70b,llama_70", "did you mean llama2_70b?"),
+        ("compare=mha model=gqa", "leave out model="),
+        ("n_head=3", "n_head=3"),
+        ("dtype=int8", "dtype=int8"),
+        ("shapes=yes", "shapes=true"),
+        ("n_heads=4", "did you mean n_head?"),
+        ("data=file data.path=nowhere.txt", "nowhere.txt"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, words, said):
+    assert main(["cost", *words.split()]) == 2
+    seen = capsys.readouterr()
+    assert said in seen.err and seen.err.count("\n") == 1 and not seen.out
+
+
+@pytest.mark.parametrize(
+    "n, told", [(1023, ""), (1024, "1.00 KiB"), (10 * 2**30, "10.0 GiB"), (300 * 2**40, "300 TiB")]
+)
+def test_units(n, told):
+    assert accounting._of_bytes(n) == told
+    assert accounting._of_flops(1.5e15) == "1.50 PFLOP" and accounting._of_parameters(68_976_648_192) == "69.0 billion"
+
+
+# The walk of a tensor
+
+
+def test_the_walk_through_llama2_70b(capsys):
+    """By hand: 64 query heads of 128 channels over 8 key/value heads, 4,096 tokens; scores are 4,096 x 4,096 a head."""
+    out = asked(capsys, "model=llama2_70b", "seq_len=4096", "batch_size=1", "shapes=true", "json=true")
+    (line,) = lines(out)
+    steps = [(s["tensor"], tuple(s["shape"])) for s in line["steps"]]
+    assert steps[0] == ("x", (1, 4096, 8192)) and steps[-1] == ("out", (1, 4096, 8192))
+    in_order = [
+        ("q", (1, 4096, 8192)),  # W_q x
+        ("q", (1, 4096, 64, 128)),  # view
+        ("q", (1, 64, 4096, 128)),  # transpose
+        ("scores", (1, 64, 4096, 4096)),
+        ("pattern", (1, 64, 4096, 4096)),
+        ("z", (1, 64, 4096, 128)),  # mix
+        ("z", (1, 4096, 64, 128)),
+        ("z", (1, 4096, 8192)),  # merge
+        ("out", (1, 4096, 8192)),  # W_o
+    ]
+    places = [steps.index(step) for step in in_order]
+    assert places == sorted(places)
+    assert ("k", (1, 4096, 1024)) in steps and ("v", (1, 8, 4096, 128)) in steps
+    table = asked(capsys, "model=llama2_70b", "seq_len=4096", "batch_size=1", "shapes=true")
+    assert "1 x 64 x 4096 x 4096  1,073,741,824  2.00 GiB" in table and "W_q x, W_k x, W_v x" in table
+
+
+@pytest.mark.parametrize("model", FILES)
+def test_the_walk_is_that_of_the_model(model):
+    """The shapes at the taps are those that the model has where there are real numbers."""
+    c = make(f"model={model}", "batch_size=2")
+    real, seen = make_model(c, 40), {}
+    attention = next(m for m in real.blocks.modules() if isinstance(m, Attention))
+    for tap in ("scores", "pattern", "z"):
+        getattr(attention, tap).register_forward_hook(lambda m, a, out, tap=tap: seen.update({tap: tuple(out.shape)}))
+    read = tokens(2, c.seq_len)
+    real(read, read) if isinstance(real, Seq2Seq) else real(read)
+    steps = walk(c, 40)["self-attention"]
+    assert {s.tensor: s.shape for s in reversed(steps) if s.tensor in seen} == seen
+    assert ("cross-attention" in walk(c, 40)) == c.crosses
+    for steps in walk(c, 40).values():
+        (pattern,) = [s for s in steps if s.tensor == "pattern"]
+        assert pattern.made_by[0] == "softmax"
+
+
+def test_the_walk_is_watched_and_not_described(monkeypatch):
+    """A model that does something else walks otherwise: here it takes the heads' outputs twice, and drops one."""
+    c = make("batch_size=1")
+    merge = Attention.merge
+    monkeypatch.setattr(Attention, "merge", lambda self, z_BHTD: merge(self, torch.cat((z_BHTD, z_BHTD))[:1]))
+    assert Step("z", ["cat"], (2, 4, 16, 8)) in walk(c, 40)["self-attention"]
+
+
+def test_the_walk_of_a_pruned_layer():
+    """The first layer that has heads, with those that it has; a model without any has no walk."""
+    steps = walk(make("batch_size=1", "kept_heads=[[],[0,2,3]]"), 40)["self-attention"]
+    assert ("scores", (1, 3, 16, 16)) in {(s.tensor, s.shape) for s in steps}
+    assert walk(make("kept_heads=[[],[]]"), 40) == {}
