@@ -501,7 +501,7 @@ MISTAKES = {
     "top_k=-1": "top_k=-1: must be >= 0",
     "top_p=1.5": "top_p=1.5: must be >= 0 and <= 1",
     "max_new_tokens=-1": "must be >= 0",
-    "repetition_penalty=0": "repetition_penalty=0: must be",
+    "repetition_penalty=0": "repetition_penalty=0: must be > 0",
     "overflow=slid": "did you mean slide?",
     "prompt=£é": "2 symbols have no token among the",
     "prompt_file=nowhere.txt": "there is no file",

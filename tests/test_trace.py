@@ -23,7 +23,7 @@ from toymha.data.tokenizer import ByteTokenizer, CharTokenizer, WordTokenizer
 from toymha.decoding import Step, steps
 from toymha.options import GenerateOptions
 from toymha.sampling import Rules, keep
-from toymha.trace import REMOVERS, candidates_of, removed_by, row_names, rules, rules_of, trace_of, write_trace
+from toymha.trace import REMOVERS, candidates_of, removed_by, row_names, rules, trace_of, write_trace
 from toymha.trace_text import bar, percent, under, wrapped
 
 NASTY = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--", "{{ 7 * 7 }}", "'\"&amp;", "a"]
@@ -175,7 +175,7 @@ def test_what_the_rules_raise_is_shown_though_it_was_unlikely_before():
 def told(step, seen, o=None):
     """Its candidates, by names that are their numbers."""
     names = [str(i) for i in range(len(step.logits_V))]
-    return candidates_of(step, names, removed_by(step, rules_of(o or options()), seen))
+    return candidates_of(step, names, removed_by(step, Rules.of(o or options()), seen))
 
 
 def test_cache_and_reading_of_prefill_and_decode(tmp_path):

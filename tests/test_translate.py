@@ -51,14 +51,21 @@ def sources_of(lengths, vocab=6, seed=0):
 
 
 @torch.inference_mode()
-def logp_of(model, source, target):
-    """Log-probability of each of these target tokens, by one full pass without a cache."""
-    x = torch.tensor([[TO, *target[:-1]]])
+def full_pass(model, source, target):
+    """logits_TV of each target token and of what follows, without a cache."""
+    source_1S, x_1T = torch.tensor([source]), torch.tensor([[TO, *target]])
     if hasattr(model, "encoder"):
-        logits_TV = model(torch.tensor([source]), x)[0]
-    else:
-        logits_TV = model(torch.cat((torch.tensor([source]), x), dim=1))[0, len(source) :]
-    return logits_TV.double().log_softmax(-1)[range(len(target)), target]
+        return model(source_1S, x_1T)[0]
+    return model(torch.cat((source_1S, x_1T), dim=1))[0, len(source) :]
+
+
+def logits_of(model, source, target):
+    return full_pass(model, source, target)[-1]
+
+
+def logp_of(model, source, target):
+    """Log-probability of each of these target tokens."""
+    return full_pass(model, source, target[:-1]).double().log_softmax(-1)[range(len(target)), target]
 
 
 def found(model, sources, **how):
@@ -98,9 +105,7 @@ def test_greedy_takes_the_most_likely_token_each_time(words, path, monkeypatch):
     for source, [h] in zip(sources, found(model, sources, length=6), strict=True):
         target = []
         while len(target) < 7 and END not in target:
-            with torch.inference_mode():
-                options = torch.stack([logp_of(model, source, [*target, v])[-1] for v in range(6)])
-            target.append(int(options.argmax()))
+            target.append(int(logits_of(model, source, target).argmax()))
         assert h.finished == (END in target)
         assert h.tokens == (target[:-1] if h.finished else target[:6])
         told = [*h.tokens, *([END] if h.finished else [])]
@@ -380,8 +385,11 @@ def test_maps_of_cross_attention():
 
 @pytest.fixture(params=["n_encoder_layer=1", "pos=rope"])
 def opened(request):
+    """Some targets end at once, and some do not."""
     by = PairTokenizer("重庆长", ["chóng", "qìng", "cháng"], "char", "word")
     model, c = model_of(request.param, by.vocab_size), make("data=reverse", *request.param.split())
+    with torch.no_grad():
+        model.head.weight[END] *= 0.2 if hasattr(model, "encoder") else 1
     corpus = SimpleNamespace(tokenizer=by)
     return SimpleNamespace(config=c, model=model, corpus=corpus, device=CPU, precision="fp32", run=None)
 
@@ -432,6 +440,25 @@ def logp_of_ids(opened, source, tokens):
     return logp_of(opened.model, source, tokens).sum().item()
 
 
+def test_what_is_penalised_are_tokens_of_the_target(capsys, opened, tmp_path):
+    """Each token from a full pass of its own, while other targets end; those of the source are not penalised."""
+    path, by = tmp_path / "sources", opened.corpus.tokenizer
+    path.write_text("重庆\n长\n庆长重\n重\n长长\n", encoding="utf-8")
+    how = dict(temperature=0, max_new_tokens=7, output="jsonl", repetition_penalty=3)
+    ended = set()
+    for line in generated(capsys, opened, prompts=str(path), **how).splitlines():
+        made = json.loads(line)
+        source, target = by.encode_source(made["prompt"]).tolist(), []
+        while len(target) < 7 and END not in target:
+            logits_V = logits_of(opened.model, source, target).clone()
+            for seen in set(target):
+                logits_V[seen] = logits_V[seen] / 3 if logits_V[seen] > 0 else logits_V[seen] * 3
+            target.append(int(logits_V.argmax()))
+        assert made["tokens"] == target
+        ended.add(len(target))
+    assert len(ended) > 1
+
+
 def test_one_sample_streams(capsys, opened, monkeypatch):
     """From standard input, and the same text as without streaming."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("重庆\n".encode())))
@@ -459,10 +486,9 @@ def test_beams_are_listed(capsys, opened):
     assert [row["rank"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["probability"] == pytest.approx(math.exp(row["logprob"]))
-        tokens = [*row["tokens"], *([END] if row["stopped"] == "end" else [])]
-        assert row["logprob"] == pytest.approx(
-            logp_of_ids(opened, opened.corpus.tokenizer.encode_source("重庆").tolist(), tokens), abs=1e-4
-        )
+        ids = opened.corpus.tokenizer.encode_source("重庆").tolist()
+        assert row["logprob"] == pytest.approx(logp_of_ids(opened, ids, row["tokens"]), abs=1e-4)
+        assert row["stopped"] == ("end" if row["tokens"][-1] == END else "length")
     text = generated(capsys, opened, **how).splitlines()
     assert text[0] == "重庆" and len(text) == 4
     for row, line in zip(rows, text[1:], strict=True):
@@ -475,10 +501,10 @@ def test_beams_are_listed(capsys, opened):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ({}, "it is empty; give prompt="),
-        ({"prompt": "重\n\n庆"}, "source 2: it is empty"),
+        ({}, "^the source is empty; give prompt="),
+        ({"prompt": "重\n\n庆"}, "^line 2: the source is empty"),
         ({"prompt": "重x"}, "1 symbols or words are not among .*'x'"),
-        ({"prompt": "重\n重x"}, "source 2: 1 symbols or words are not among"),
+        ({"prompt": "重\n重x"}, "^line 2: 1 symbols or words are not among"),
         ({"prompt": "重" * 20}, "its 21 tokens leave no room for a target in seq_len=16"),
         ({"prompt": "重", "trace": True}, "trace=true .* toymha heads"),
         ({"prompt": "重", "cache": False}, "cache=false"),

@@ -118,7 +118,7 @@ def generate(o: GenerateOptions, opened: Opened, samples: list[Continuation], al
 
     Returns the steps of the first, if a trace is asked for.
     """
-    rules = Rules(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty)
+    rules = Rules.of(o)
     traced, out = [], OUTPUTS[o.output](samples, alone)
     made = steps(
         opened.model,  # type: ignore[arg-type]

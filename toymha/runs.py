@@ -40,7 +40,7 @@ FILES = (
     *("checkpoint.pt", "model.safetensors", "best.safetensors"),
 )
 STATUSES = ("running", "done", "diverged", "failed", "interrupted")
-FOLDERS = ("heads", "watch")  # pictures and numbers of the heads: of `toymha heads`, and along training
+FOLDERS = ("heads", "watch", "trace")  # of `toymha heads`, of heads along training, of `toymha generate trace=true`
 FINISHED = ("done", "diverged")
 
 

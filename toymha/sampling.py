@@ -8,7 +8,8 @@ likely ones the first counts as the most likely. V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,11 @@ class Rules:
     top_p: float | None = None  # None or 1 = all
     min_p: float | None = None  # None or 0 = all
     repetition_penalty: float = 1.0
+
+    @classmethod
+    def of(cls, o: Any) -> Rules:
+        """Those among the options of a command."""
+        return cls(**{f.name: getattr(o, f.name) for f in fields(cls)})
 
     def __post_init__(self) -> None:
         for name, low, high in (

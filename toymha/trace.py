@@ -8,7 +8,7 @@ length, and its query is the token before that one. H heads of a layer, S visibl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,7 +151,7 @@ def _view(s: Step, before: Step | None, ids: Sequence[int], names: Sequence[str]
     def look(row: np.ndarray, i: int) -> Look:
         return Look(names[ids[start + i]], start + i, float(row[i]))
 
-    candidates, others = candidates_of(s, names, removed_by(s, rules_of(o), ids[: query + 1]))
+    candidates, others = candidates_of(s, names, removed_by(s, Rules.of(o), ids[: query + 1]))
     left = int(s.kept_V.isfinite().sum())
     return View(
         number=s.number,
@@ -251,11 +251,6 @@ def row_names(c: Config) -> list[str]:
 
 
 # All of them
-
-
-def rules_of(o: GenerateOptions) -> Rules:
-    """The rules among the options."""
-    return Rules(**{f.name: getattr(o, f.name) for f in fields(Rules)})
 
 
 def rules(o: GenerateOptions) -> str:

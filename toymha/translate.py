@@ -158,9 +158,9 @@ def asked(o: GenerateOptions, opened: Opened, by: UnitTokenizer) -> list[Prompt]
     texts = [line for text in prompts.read(o) for line in text.removesuffix("\n").split("\n")]
     out = []
     for number, text in enumerate(texts, 1):
-        which = f"source {number}: " * (len(texts) > 1)
+        which = f"line {number}: " * (len(texts) > 1)
         if not text.strip():
-            raise UserError(f"{which}it is empty; give prompt=, prompts=FILE or prompt_file=FILE, a source a line")
+            raise UserError(f"{which}the source is empty; give prompt=, or prompts=FILE with a source a line")
         try:
             source = by.encode_source(text).tolist()
         except UserError as e:
@@ -191,8 +191,9 @@ def print_beams(o: GenerateOptions, opened: Opened, by: UnitTokenizer, given: li
             if o.output == "text":
                 print(f"{rank:>4}  {probability:<9.3g} {h.logp:>8.3f}  {text}" + " ..." * (not h.finished))
                 continue
-            stopped = "end" if h.finished else "length"
-            row = {"prompt": p.text, "text": text, "tokens": h.tokens, "stopped": stopped, "rank": rank}
+            ended = {"tokens": [*h.tokens, by.begin], "stopped": "end"}
+            row = {"prompt": p.text, "text": text, "tokens": h.tokens, "stopped": "length", "rank": rank}
+            row |= ended if h.finished else {}
             utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # what the reader of stdout knows
             print(json.dumps(row | {"logprob": h.logp, "probability": probability}, ensure_ascii=not utf8))
 
