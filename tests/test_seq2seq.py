@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VOCAB, make, tokens
+from conftest import built as moved
 from torch import nn
 
+from toymha.config import Config
 from toymha.model.attention import Attention
 from toymha.model.seq2seq import Seq2Seq, make_model
 from toymha.schema import UserError
@@ -33,19 +35,16 @@ def path(request, monkeypatch):
         monkeypatch.setattr(Attention, "can_fuse", lambda self: False)
 
 
+def config(words: str) -> Config:
+    return make("n_encoder_layer=2", "data=reverse", *words.split())
+
+
 def first_weights(words: str = "") -> Seq2Seq:
-    model = make_model(make("n_encoder_layer=2", "data=reverse", *words.split()), VOCAB)
-    assert isinstance(model, Seq2Seq)
-    return model.eval()
+    return make_model(config(words), VOCAB).eval()
 
 
 def built(words: str = "") -> Seq2Seq:
-    """Each parameter moved by noise, as conftest.built does it."""
-    model, generator = first_weights(words), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator), alpha=0.1)
-    return model
+    return moved(config(words))
 
 
 def sources(lengths=LENGTHS, seed=7):

@@ -34,12 +34,14 @@ def cost(o: CostOptions, words: Sequence[str], extra: Path | None = None) -> int
     points = list({p.label: p for p in asked.points}.values())  # seeds cost the same
     if o.shapes:
         return _print_shapes(o, points)
-    counted = [(p, measure(p.config, vocab_size(p.config), o.dtype)) for p in points]
+    texts = {repr(p.config.data): p.config for p in points if p.config.vocab_size is None}
+    V = {name: vocab_size(c) for name, c in texts.items()}  # each text is read once
+    counted = [(p, measure(p.config, V.get(repr(p.config.data), 0), o.dtype)) for p in points]
     columns = {repr((told(p), numbers)): (p, numbers) for p, numbers in counted}
     counted = list(columns.values())  # what differs in its learning rate costs the same
     if o.json:
         for p, numbers in counted:
-            heads = by_n_head(asked, p, o.dtype)
+            heads = by_n_head(asked, p, numbers["sizes"]["vocab_size"], o.dtype)
             moving = {
                 name: {str(h): n[section][name] for h, n in heads.items()} for section, name, _ in BY_HEADS if heads
             }
@@ -49,7 +51,7 @@ def cost(o: CostOptions, words: Sequence[str], extra: Path | None = None) -> int
     shown = set()
     for p, numbers in counted:
         what = repr({k: v for k, v in numbers["sizes"].items() if k not in ("seq_len", "batch_size")})
-        if what not in shown and (heads := by_n_head(asked, p, o.dtype)):
+        if what not in shown and (heads := by_n_head(asked, p, numbers["sizes"]["vocab_size"], o.dtype)):
             print("\n" + "\n".join(heads_table(p, heads)))
         shown.add(what)
     return 0
@@ -227,7 +229,7 @@ BY_HEADS = [
 ]
 
 
-def by_n_head(asked: Experiment, p: Point, dtype: str) -> dict[int, Numbers]:
+def by_n_head(asked: Experiment, p: Point, vocab_size: int, dtype: str) -> dict[int, Numbers]:
     """The same configuration with other numbers of heads, where it can have them; nothing where it cannot.
 
     All other keys stay: where head_dim is null, the heads share the same dim.
@@ -240,7 +242,7 @@ def by_n_head(asked: Experiment, p: Point, dtype: str) -> dict[int, Numbers]:
             c = asked.vary(p, {"n_head": h}).config
         except UserError:  # dim or n_kv_head cannot be divided, or the model stands for its own number
             continue
-        out[h] = measure(c, vocab_size(c), dtype)
+        out[h] = measure(c, vocab_size, dtype)
     return out if len(out) > 1 else {}
 
 

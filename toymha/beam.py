@@ -186,10 +186,9 @@ def search(
 def likeliest(logits_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k most likely tokens of each row (of equals those with the lowest ids), in the order of their ids:
     log-probabilities logp_RK (nats, double) and token_RK, on the CPU."""
-    value_RK, token_RK = logits_RV.topk(k, dim=1)
-    tied_R = (logits_RV >= value_RK[:, -1:]).sum(1) > k  # topk takes any of the equals
+    value_RK, token_RK = logits_RV.topk(min(k + 1, logits_RV.shape[1]), dim=1)
+    tied_R = (value_RK[:, k - 1 : k] == value_RK[:, k:]).any(1)  # topk takes any of the equals
     if tied_R.any():
-        token_RK[tied_R] = logits_RV[tied_R].sort(dim=1, descending=True, stable=True).indices[:, :k]
-    token_RK = token_RK.sort(dim=1).values
-    logp_RK = logits_RV.gather(1, token_RK) - logits_RV.logsumexp(1, keepdim=True)
-    return logp_RK.cpu().double(), token_RK.cpu()
+        token_RK[tied_R, :k] = logits_RV[tied_R].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    token_RK = token_RK[:, :k].sort(dim=1).values
+    return logits_RV.log_softmax(1).gather(1, token_RK).cpu().double(), token_RK.cpu()

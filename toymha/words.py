@@ -1,15 +1,18 @@
-"""The words of a command line, `key=value`, as axes: known keys, each with its values. Hydra's grammar reads them."""
+"""The words of a command line, `key=value`, as axes: known keys, each with its values. Hydra's grammar reads them.
+
+Numbers and plain words are read here in the same way, since importing Hydra takes longer than all the rest.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
-from hydra.errors import HydraException
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 from toymha import config
 from toymha.config import GROUPS, SPECIAL, choices
@@ -62,7 +65,7 @@ def parse_word(word: str, extra: Path | None, multirun: bool) -> Axis:
         if len(paths) > 1 and all(Path(p).is_file() for p in paths):
             return Axis(name, tuple(paths), True)
         return Axis(name, (value,), False)
-    values, swept = _values(_override(word), word)
+    values, swept = _values(word)
     if name in GROUPS:
         for value in values:
             _check_choice(name, value, extra)
@@ -77,7 +80,7 @@ def read_value(word: str, literal: bool = False, several: bool = False) -> Any:
     name, _, text = word.partition("=")
     if literal:
         return None if text == "null" else _unquote(text)
-    values, swept = _values(_override(word), word)
+    values, swept = _values(word)
     if several and values[0] is not None and not isinstance(values[0], list):
         return list(values)
     if swept:
@@ -85,17 +88,20 @@ def read_value(word: str, literal: bool = False, several: bool = False) -> Any:
     return values[0]
 
 
-def _override(word: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(word)
-    except HydraException:
-        name = word.partition("=")[0]
-        raise UserError(
-            f"{word}: the value cannot be read; put text with special characters in quotes: {name}='\"...\"'"
-        ) from None
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def _values(override: Override, word: str) -> tuple[tuple[Any, ...], bool]:
+def _values(word: str) -> tuple[tuple[Any, ...], bool]:
+    """The values of `key=value`, and whether it is a sweep. Raises UserError."""
+    parts = word.partition("=")[2].split(",")
+    if all((NUMBER.fullmatch(p) or NAME.fullmatch(p)) and p.lower() not in ("nan", "inf") for p in parts):
+        return tuple(map(_simple, parts)), len(parts) > 1
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ValueType
+
+    override = _override(word)
     if not override.is_sweep_override():
         return (_plain(override.value()),), False
     if not override.is_discrete_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
@@ -103,6 +109,26 @@ def _values(override: Override, word: str) -> tuple[tuple[Any, ...], bool]:
     parser = OverridesParser.create()
     items = [parser.parse_override(f"{override.key_or_group}={item}") for item in override.sweep_string_iterator()]
     return tuple(_plain(item.value()) for item in items), True
+
+
+def _simple(text: str) -> Any:
+    """A number, a constant or a plain word."""
+    if found := NUMBER.fullmatch(text):
+        return float(text) if found[2] or found[3] else int(text)
+    return CONSTANTS.get(text.lower(), text)
+
+
+def _override(word: str) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException:
+        name = word.partition("=")[0]
+        raise UserError(
+            f"{word}: the value cannot be read; put text with special characters in quotes: {name}='\"...\"'"
+        ) from None
 
 
 def _plain(value: Any) -> Any:
