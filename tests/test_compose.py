@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import random
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from toymha import compose, composed, config, runs, schema
+from toymha import compose, composed, config, runs, schema, words
 from toymha.config import Config
 from toymha.schema import UserError
 
@@ -566,3 +567,30 @@ def test_cost_needs_no_torch():
 def test_the_command_line_starts_light():
     """toymha.cli imports neither torch nor hydra nor omegaconf."""
     assert not modules_after("import toymha.cli") & {"torch", "hydra", "omegaconf", "numpy", "scipy"}
+
+
+# Words are read without Hydra where they are plain
+
+
+def test_plain_values_are_read_as_hydra_reads_them():
+    """Numbers, constants and names, one or several, are what Hydra's grammar makes of them; all else is left to it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser, generator = OverridesParser.create(), random.Random(0)
+    letters = "0123456789-+.eE_aNnTtrueflsi,"
+    texts = ["".join(generator.choice(letters) for _ in range(generator.randint(1, 6))) for _ in range(1500)]
+    texts += "1 -0 1e5 1E-4 0.5 TRUE Null nan -inf a_b 1_000 01 1. E _ a-b".split()
+    texts += "true,false 1e-3,0.001 -0.0 1e400 a,1.5,null".split()
+    plain = 0
+    for text in texts:
+        if not words.is_plain(text):
+            continue
+        plain += 1
+        override = parser.parse_override(f"a={text}")
+        if override.is_sweep_override():
+            items = [parser.parse_override(f"a={item}").value() for item in override.sweep_string_iterator()]
+            expected: tuple = tuple(items), True
+        else:
+            expected = (override.value(),), False
+        assert repr(words._values(f"a={text}")) == repr(expected)
+    assert plain > 300

@@ -27,7 +27,7 @@ from toymha.model.attention import Attention
 from toymha.model.seq2seq import make_model
 from toymha.options import GenerateOptions
 from toymha.schema import UserError, build
-from toymha.translate import Match, cross_maps, generate_pairs, match
+from toymha.translate import Match, generate_pairs, match
 
 KINDS = ["n_encoder_layer=2", "n_kv_head=2", "pos=learned", "n_encoder_layer=1 n_kv_head=1 norm_position=post"]
 END, TO = 0, 1  # ids of the marks
@@ -361,23 +361,6 @@ def test_what_is_memorised_is_written(words):
 
 
 # Maps
-
-
-def test_maps_of_cross_attention():
-    """Rows over the source that add up to 1, of each layer, and what the layer makes of them is what it writes."""
-    model, source, target = model_of("n_encoder_layer=2 n_kv_head=2"), [END, 2, 3, 4, 2], [TO, 3, 4]
-    with torch.inference_mode():
-        [(_, v_BGSD), _], _ = model.encode(torch.tensor([source]))
-    heard = []
-    model.blocks[0].cross.z.register_forward_hook(lambda _m, _i, z_BHTD: heard.append(z_BHTD))
-    maps = cross_maps(model.train(), source, target)
-    assert [m.shape for m in maps] == [(4, 3, 5)] * 2
-    assert model.training and not model.blocks[0].cross.pattern._forward_hooks
-    torch.testing.assert_close(maps[0].sum(-1), torch.ones(4, 3))
-    torch.testing.assert_close(maps[0] @ v_BGSD[0].repeat_interleave(2, dim=0), heard[0][0])
-    for other in ("pos=rope", "n_encoder_layer=1 cross_attention=false"):
-        with pytest.raises(UserError, match="no cross-attention"):
-            cross_maps(model_of(other), source, target)
 
 
 # toymha generate

@@ -12,6 +12,7 @@ from toymha.continuation import OUTPUTS, Continuation
 from toymha.decoding import Step, check_overflow, steps
 from toymha.device import arithmetic
 from toymha.model.gpt import GPT
+from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened, open_run
 from toymha.options import GenerateOptions
 from toymha.sampling import Rules
@@ -35,12 +36,13 @@ def generate_run(o: GenerateOptions) -> int:
     """`toymha generate`. Raises UserError before anything is written."""
     prompts.check(o)
     opened = open_run(o.run, weights=o.weights, device=o.device, precision=o.precision, threads=o.threads)
-    if opened.config.n_encoder_layer:
+    pairs = opened.corpus.splits["train"].separators is not None
+    if isinstance(opened.model, Seq2Seq) or (pairs and o.beam > 1):
         from toymha.translate import generate_pairs
 
         return generate_pairs(o, opened)
     if o.beam > 1:
-        raise UserError(f"beam={o.beam}: beam search is for runs on pairs with an encoder; this one has none")
+        raise UserError(f"beam={o.beam}: beam search is for pairs of source and target, such as data=dates")
     samples = asked(o, opened)
     notes(o, opened, samples)
     began, traced = time.perf_counter(), []

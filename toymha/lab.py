@@ -16,7 +16,6 @@ from toymha.bench import decoding_speed, steady_tokens_per_s
 from toymha.config import PAIRED
 from toymha.console import Console
 from toymha.data.corpus import Corpus
-from toymha.data.pairs import most_frequent
 from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
 from toymha.evaluate import Score, attention_statistics, evaluate, looked_at, unigram_loss
@@ -27,7 +26,7 @@ from toymha.model.seq2seq import Seq2Seq
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
-from toymha.translate import Match, match, pairs_of, write_targets
+from toymha.translate import all_ways, match, pairs_of, write_targets
 
 
 @dataclass
@@ -69,6 +68,11 @@ class Lab:
         """Of this attempt and of the earlier ones up to their last checkpoint: training, looking, saving."""
         return self.state["wall_seconds"] + time.perf_counter() - self.began
 
+    @property
+    def writes(self) -> bool:
+        """Whether there are targets that the model can write itself."""
+        return self.run.config.data.name in PAIRED and self.run.config.causal
+
     def score(self, split: str = "val", max_tokens: int | None = None) -> Score:
         poll = self.stop.check if max_tokens is None else lambda: None
         with arithmetic(self.precision, self.device):
@@ -93,8 +97,10 @@ class Lab:
             row |= {f"relation_{k}/{name}": v for k, v in asdict(part).items() if k != "tokens"}
         inputs = looked_at(self.model, self.corpus.splits["val"], c.seq_len)
         row |= attention_statistics(self.model, *(x.to(self.device) for x in inputs))
-        if c.data.name in PAIRED and c.budget.eval_pairs:
-            found = self.written("val", c.budget.eval_pairs)
+        if self.writes and c.budget.eval_pairs:
+            V = self.corpus.tokenizer.vocab_size
+            with arithmetic(self.precision, self.device):
+                found = match(self.model, self.corpus.splits["val"], V, max_pairs=c.budget.eval_pairs)
             row |= {"pairs/exact": found.exact, "pairs/ser": found.ser}
         if c.budget.sample_tokens and step:
             row["sample"] = self.sample()
@@ -116,28 +122,18 @@ class Lab:
         self.console.evaluated(step, score, pace)
         return True
 
-    def written(self, split: str, most: int | None = None, width: int = 1) -> Match:
-        """Targets that the model writes itself, against the right ones: of a whole split, or of `most` of its pairs."""
-        poll = self.stop.check if most is None else lambda: None
-        with arithmetic(self.precision, self.device):
-            V = self.corpus.tokenizer.vocab_size
-            return match(self.model, self.corpus.splits[split], V, width=width, max_pairs=most, poll=poll)
-
     def pairs(self) -> dict[str, Any] | None:
-        """By split: targets written greedily, by beam search, and symbol by symbol without a model."""
-        c, splits = self.run.config, self.corpus.splits
-        if c.data.name not in PAIRED:
+        """By split: what `all_ways` of writing targets come to."""
+        if not self.writes:
             return None
-        out: dict[str, Any] = {}
-        for name in (n for n in ("val", "test") if n in splits):
-            out[name] = {"greedy": asdict(self.written(name)), "frequent": most_frequent(splits["train"], splits[name])}
-            if c.budget.beam > 1:
-                out[name]["beam"] = asdict(self.written(name, width=c.budget.beam))
-        return out
+        splits, V, beam = self.corpus.splits, self.corpus.tokenizer.vocab_size, self.run.config.budget.beam
+        with arithmetic(self.precision, self.device):
+            names = [name for name in ("val", "test") if name in splits]
+            return {name: all_ways(self.model, splits, name, V, beam, self.stop.check) for name in names}
 
     def sample(self) -> str:
         tokenizer, c = self.corpus.tokenizer, self.run.config
-        if c.data.name in PAIRED:
+        if self.writes:
             return self.sample_of_pairs()
         assert isinstance(self.model, GPT)
         start = self.corpus.splits["val"].tokens[:1].tolist()

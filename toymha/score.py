@@ -7,12 +7,13 @@ from typing import Any
 
 from toymha.compose import Composer
 from toymha.config import Data
-from toymha.console import parts_table, score_line
+from toymha.console import pairs_table, parts_table, score_line
 from toymha.device import arithmetic
 from toymha.evaluate import evaluate
 from toymha.opened import open_run
 from toymha.runs import Run
 from toymha.schema import UserError, build
+from toymha.translate import all_ways
 
 
 def score_run(o: Any) -> str:
@@ -24,10 +25,14 @@ def score_run(o: Any) -> str:
     split = opened.corpus.splits[opened.split(o.split)]
     with arithmetic(opened.precision, opened.device):
         score = evaluate(opened.model, split, opened.config.seq_len)
+        written = None
+        if split.separators is not None and opened.config.causal:
+            splits, V = opened.corpus.splits, opened.corpus.tokenizer.vocab_size
+            written = all_ways(opened.model, splits, o.split, V, opened.config.budget.beam)
     where = f"{opened.device}, {opened.precision}"
     about = f"{Path(o.run)}, {o.weights} weights, {opened.corpus.name} {o.split} split, {where}"
     line = f"{score_line(o.split, score.to_dict())}   {score.bits_per_byte:.4f} bits/byte"
-    return "\n".join([about, line, *parts_table(score.to_dict())])
+    return "\n".join([about, line, *parts_table(score.to_dict()), *pairs_table(written)])
 
 
 def other_data(o: Any, own: Data) -> Data:

@@ -9,17 +9,17 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from toymha import prompts
 from toymha.beam import ROWS, Hypothesis, Reader, batches, room, write_targets
 from toymha.continuation import OUTPUTS, Continuation, Lines
 from toymha.data.corpus import Split
-from toymha.data.pairs import edit_distance, pairs_of
+from toymha.data.pairs import edit_distance, most_frequent, pairs_of
 from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
 from toymha.evaluate import evaluating, mean_and_error
@@ -32,7 +32,7 @@ from toymha.sampling import Rules, choose, keep
 from toymha.schema import UserError
 from toymha.seeds import stream
 
-__all__ = ["Hypothesis", "Match", "cross_maps", "generate_pairs", "match", "pairs_of", "write_targets"]
+__all__ = ["Hypothesis", "Match", "all_ways", "generate_pairs", "match", "pairs_of", "write_targets"]
 
 MARGIN = 4  # tokens beyond the longest target: enough to see that a model does not stop
 
@@ -96,26 +96,20 @@ def match(
     return Match(exact, se, edits / symbols, count)
 
 
-def cross_maps(model: GPT | Seq2Seq, source: list[int], target: list[int]) -> list[Tensor]:
-    """Cross-attention of one pair: pattern_HTS of each decoder layer, float32, on the CPU.
-
-    `source` begins with the begin mark, `target` with the separator: row t is where the decoder looks when it has read
-    target[t] and predicts the token after it. Raises UserError for a model without cross-attention.
-    """
-    if not isinstance(model, Seq2Seq) or not model.crosses:
-        raise UserError("this model has no cross-attention; model=encdec has it")
-    maps: list[Tensor] = []
-    handles = [
-        block.cross.pattern.register_forward_hook(lambda _m, _i, pattern_BHTS: maps.append(pattern_BHTS[0]))  # type: ignore[operator, union-attr]
-        for block in model.blocks
-    ]
-    try:
-        with evaluating(model), torch.inference_mode():
-            model(*(torch.tensor([ids], device=model.embed.weight.device) for ids in (source, target)))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [pattern_HTS.float().cpu() for pattern_HTS in maps]
+def all_ways(
+    model: GPT | Seq2Seq,
+    splits: Mapping[str, Split],
+    name: str,
+    vocab_size: int,
+    beam: int,
+    poll: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Of a whole split: targets that are written greedily, by beam search (if it is wider than 1), and symbol by symbol
+    by frequency alone, without a model (None where pairs are not aligned). Each as plain numbers, `exact` and `ser`."""
+    out: dict[str, Any] = {"greedy": asdict(match(model, splits[name], vocab_size, poll=poll))}
+    if beam > 1:
+        out["beam"] = asdict(match(model, splits[name], vocab_size, width=beam, poll=poll))
+    return out | {"frequent": most_frequent(splits["train"], splits[name])}
 
 
 def generate_pairs(o: GenerateOptions, opened: Opened) -> int:

@@ -93,11 +93,16 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONSTANTS = {"true": True, "false": False, "null": None}
 
 
+def is_plain(text: str) -> bool:
+    """Whether these are numbers, constants and names, with commas between them."""
+    return all((NUMBER.fullmatch(p) or NAME.fullmatch(p)) and p.lower() not in ("nan", "inf") for p in text.split(","))
+
+
 def _values(word: str) -> tuple[tuple[Any, ...], bool]:
     """The values of `key=value`, and whether it is a sweep. Raises UserError."""
-    parts = word.partition("=")[2].split(",")
-    if all((NUMBER.fullmatch(p) or NAME.fullmatch(p)) and p.lower() not in ("nan", "inf") for p in parts):
-        return tuple(map(_simple, parts)), len(parts) > 1
+    text = word.partition("=")[2]
+    if is_plain(text):
+        return tuple(map(_simple, text.split(","))), "," in text
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ValueType
 

@@ -26,6 +26,16 @@ class LayerCache:
     def room(self) -> int:
         return self.k_BGSD.shape[2]
 
+    def select(self, rows_B: Tensor) -> None:
+        """As `KVCache.select`; only what is filled is copied."""
+        for name in ("k_BGSD", "v_BGSD"):
+            x_BGSD = getattr(self, name)
+            if len(rows_B) > len(x_BGSD):
+                setattr(self, name, x_BGSD[rows_B])
+            else:
+                x_BGSD[: len(rows_B), :, : self.length] = x_BGSD[:, :, : self.length][rows_B]
+                setattr(self, name, x_BGSD[: len(rows_B)])
+
     def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Add T tokens; returns views, k_BGSD and v_BGSD, of all that the T may see: all so far, or with a window
         its last window - 1 tokens, and the T."""
@@ -73,7 +83,7 @@ class KVCache:
     def select(self, rows_B: Tensor) -> None:
         """Put rows in another order, drop some or repeat some: what a beam search keeps. rows_B: int64 indices."""
         for layer in self.layers:
-            layer.k_BGSD, layer.v_BGSD = layer.k_BGSD[rows_B], layer.v_BGSD[rows_B]
+            layer.select(rows_B)
         if self.padding_B is not None:
             self.padding_B = self.padding_B[rows_B]
 
