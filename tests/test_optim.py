@@ -10,9 +10,10 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import VOCAB, built, make, tokens
+from conftest import ENCODERS, MODELS, VOCAB, built, make, tokens
 
 from toymha.model.gpt import GPT
+from toymha.model.seq2seq import make_model
 from toymha.optim import Muon, lr_factor, make_optimizers, orthogonalise, set_lr
 
 SHAPES = [(16, 48), (48, 16), (24, 24), (24, 24), (1, 8)]
@@ -26,11 +27,14 @@ def noise(shape, seed=0):
 
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
-def test_each_parameter_is_in_one_group(model_config, optim):
+@pytest.mark.parametrize("model", [*MODELS, *ENCODERS])
+def test_each_parameter_is_in_one_group(model, optim):
     """Exactly once over all optimizers; vectors are not decayed, matrices are; Muon has the matrices inside blocks."""
     chosen = make(f"optim={optim}", "optim.weight_decay=0.1").optim
-    c = dataclasses.replace(model_config, optim=chosen, bias=True, pos="learned", tie_embeddings=False)
-    model = GPT(c, VOCAB)
+    c = dataclasses.replace(
+        make(f"model={model}"), optim=chosen, bias=True, pos="learned", rope_theta=None, tie_embeddings=False
+    )
+    model = make_model(c, VOCAB)
     groups = {}
     for optimizer in make_optimizers(model, c):
         for group in optimizer.param_groups:
@@ -39,7 +43,7 @@ def test_each_parameter_is_in_one_group(model_config, optim):
                 groups[id(p)] = type(optimizer).__name__, group["weight_decay"]
     for name, p in model.named_parameters():
         kind, decay = groups.pop(id(p))
-        assert (kind == "Muon") == (optim == "muon" and name.startswith("blocks.") and p.ndim == 2), name
+        assert (kind == "Muon") == (optim == "muon" and name.startswith(("blocks.", "encoder.")) and p.ndim == 2), name
         assert (decay > 0) == name.endswith(".weight") * ("norm" not in name), name
     assert not groups
 

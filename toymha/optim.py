@@ -16,7 +16,7 @@ def make_optimizers(model: nn.Module, c: Config) -> list[torch.optim.Optimizer]:
     """Each parameter in exactly one group: matrices are decayed, vectors not; Muon takes the matrices inside blocks."""
     o = c.optim
     named = {id(p): (name, p) for name, p in model.named_parameters()}  # a tied tensor once
-    inside = [p for name, p in named.values() if name.startswith("blocks.") and p.ndim == 2]
+    inside = [p for name, p in named.values() if name.startswith(("blocks.", "encoder.")) and p.ndim == 2]
     for_muon = inside if o.name == "muon" else []
     taken = {id(p) for p in for_muon}
     rest = [p for _, p in named.values() if id(p) not in taken]
