@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 from conftest import built, make
 
+from toymha import lab
 from toymha.batches import UNCOUNTED, Batch, check_pairs, draw, pairs_alike, random_pairs, sizes_of_pairs
+from toymha.cli import main
 from toymha.data.corpus import Split, load_corpus
 from toymha.evaluate import attention_statistics, attentions, evaluate, looked_at, predicted, unigram_loss
+from toymha.runs import find
 from toymha.schema import UserError
 from toymha.seeds import stream
 from toymha.translate import pairs_of
@@ -217,3 +220,75 @@ def test_a_split_without_pairs_is_refused():
     """By whoever asks for pairs."""
     with pytest.raises(ValueError, match="no pairs"):
         random_pairs(dataclasses.replace(split_of(PAIRS), separators=None), 2, stream(0, "test"))
+
+
+# The command line, from one end to the other
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a file of 60 pairs and a run of a small encoder-decoder on it, of two steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("pairs")
+        patch.chdir(folder)
+        lines = [f"{a}{b}\t{b}{a}" for a in "abcdefgh" for b in "ijklmnop"][:60]
+        (folder / "my.tsv").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+        words = "n_layer=1 n_encoder_layer=1 dim=32 batch_size=8 threads=1 device=cpu".split()
+        words += "budget.steps=2 budget.eval_every=1 budget.eval_pairs=3 budget.beam=2 name=tiny".split()
+        data = ["data=pairs", "data.path=my.tsv", "data.split=[0.5,0.25,0.25]"]
+        assert main(["train", "model=encdec", *data, *words]) == 0
+        yield next(find(folder / "outputs"))
+
+
+def test_a_few_short_pairs_are_enough(trained):
+    """60 pairs of two characters: no split holds a window of the context, and none is needed."""
+    s = trained.summary
+    assert s["status"] == "done" and s["tokens_trained"] > 0
+    assert set(s["pairs"]) == {"val", "test"}
+    for way in s["pairs"].values():
+        assert set(way) == {"greedy", "beam", "frequent"} and way["greedy"]["pairs"] == 15
+    assert [r["step"] for r in trained.rows() if "pairs/exact" in r] == [0, 1, 2]
+    assert any("final/exact_beam" in r for r in trained.rows())
+
+
+def test_eval_tells_the_numbers_of_the_run(trained, capsys, monkeypatch):
+    """The same loss and the same share of right targets; another file of pairs in the run's own tokens."""
+    monkeypatch.chdir(trained.path.parents[2])
+    assert main(["eval", f"run={trained.path}", "device=cpu", "threads=1"]) == 0
+    out = capsys.readouterr().out
+    greedy = trained.summary["pairs"]["val"]["greedy"]
+    assert f"loss {trained.summary['val']['loss']:.4f}" in out
+    assert f"{greedy['exact']:8.2%} {greedy['ser']:14.2%}" in out and "beam search" in out
+    other = trained.path.parents[2] / "other.tsv"
+    other.write_text("ab\tba\nac\tca\nad\tda\nae\tea\n", encoding="utf-8")
+    assert main(["eval", f"run={trained.path}", "data=pairs", f"path={other}", "split=train", "device=cpu"]) == 2
+    assert "leaves none for val" in capsys.readouterr().err
+    assert main(["eval", f"run={trained.path}", "data=pairs", "device=cpu"]) == 2
+    assert "data=pairs needs path=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["", "optim=adamw"])
+def test_an_interrupted_run_of_pairs_ends_like_one_that_never_was(tmp_path, monkeypatch, words):
+    """Law 8: the same weights and rows, bit for bit, and the tokens that were trained on."""
+    monkeypatch.chdir(tmp_path)
+    common = "model=encdec n_layer=1 n_encoder_layer=1 dim=32 data.length=5 data.tokens=20000 batch_size=8 threads=1"
+    common += f" device=cpu resid_dropout=0.1 budget.eval_every=2 budget.eval_pairs=4 budget.beam=1 {words}"
+    whole = [*common.split(), "budget.steps=4", "name=whole"]
+    assert main(["train", *whole]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        real = lab.Lab.log_row
+
+        def stop_after(self, *args):
+            real(self, *args)
+            if self.state["step"] == 3:
+                raise KeyboardInterrupt
+
+        patch.setattr(lab.Lab, "log_row", stop_after)
+        parts = [*common.split(), "budget.steps=4", "name=parts", "budget.log_every=1"]
+        assert main(["train", *parts]) == 130
+    assert main(["train", *parts]) == 0
+    a, b = (next(find(f"outputs/{name}")) for name in ("whole", "parts"))
+    for name, weight in a.load_weights("model").items():
+        assert torch.equal(weight, b.load_weights("model")[name]), name
+    assert a.summary["tokens_trained"] == b.summary["tokens_trained"]
+    assert a.summary["pairs"] == b.summary["pairs"] and a.summary["val"] == b.summary["val"]

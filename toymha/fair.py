@@ -62,6 +62,8 @@ def equal_flops(p: Point, reference: Config, vocab_size: int) -> dict[str, Any]:
         return cost.training_flops_per_token(c, vocab_size) * c.tokens_per_step
 
     c = p.config
+    if c.n_encoder_layer is not None or reference.n_encoder_layer is not None:
+        raise UserError("compare=flops: a batch of pairs has no fixed number of FLOPs; compare=parameters or steps")
     if reference.max_steps is None:
         raise UserError("compare=flops needs a budget in steps or tokens")
     least = min(1, reference.max_steps)  # 0 steps are an evaluation of untrained models

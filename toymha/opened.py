@@ -74,8 +74,9 @@ def open_run(
         again = f"data={c.data.name}" + (f" path={c.data.path}" if c.data.path else "")
         raise UserError(f"the text of this run has changed since it was trained; {again} scores the new one")
     corpus = load_corpus(data or c.data, own)
-    check_lengths(corpus, c.seq_len)
-    if c.n_encoder_layer is not None:
+    if c.n_encoder_layer is None:
+        check_lengths(corpus, c.seq_len)
+    else:
         check_pairs(corpus.splits, c.seq_len)
     model = make_model(c, own.vocab_size).to(where)
     model.load_state_dict(run.load_weights(WEIGHTS[weights]))

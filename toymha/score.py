@@ -20,6 +20,8 @@ def score_run(o: Any) -> str:
     """`o`: options.EvalOptions. Raises UserError where run, weights, split or data are not there."""
     if o.path is not None and o.data not in ("file", "pairs"):
         raise UserError(f"path={o.path} needs data=file, or data=pairs for a file of pairs")
+    if o.path is None and o.data in ("file", "pairs"):
+        raise UserError(f"data={o.data} needs path=, such as path={'corpus.txt' if o.data == 'file' else 'pairs.tsv'}")
     data = other_data(o, Run.load(o.run).config.data) if o.data else None
     opened = open_run(o.run, weights=o.weights, device=o.device, precision=o.precision, threads=o.threads, data=data)
     split = opened.corpus.splits[opened.split(o.split)]

@@ -70,8 +70,9 @@ def train_point(point: Point, console: Console, stop: Stop) -> Run:
 def check_data(c: Config) -> Corpus:
     """The corpus of a run. Raises UserError when the text cannot be had, is too short, or has too many symbols."""
     corpus = load_corpus(c.data)
-    check_lengths(corpus, c.seq_len)
-    if c.n_encoder_layer is not None:
+    if c.n_encoder_layer is None:
+        check_lengths(corpus, c.seq_len)
+    else:
         check_pairs(corpus.splits, c.seq_len)
     if c.vocab_size and c.vocab_size < corpus.tokenizer.vocab_size:
         raise UserError(f"vocab_size={c.vocab_size}: the data has {corpus.tokenizer.vocab_size} symbols; leave it null")

@@ -100,13 +100,16 @@ def text(data: Data) -> str:
 
 
 def of_file(content: str, data: Data) -> str:
-    """The text of a file of pairs: white space between words is one space, and each pair is there once.
+    """The text of a file of pairs: white space between words is one space, around a side it is none, empty lines are
+    left out, and each pair is there once.
 
     Raises UserError for a line that is no pair, with its number.
     """
     found: dict[tuple[str, str], None] = {}
     sides = ("source", data.source_unit or "char"), ("target", data.target_unit or "char")
     for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
+        if not line.strip():
+            continue
         where, pair = f"line {number} of {data.path}", line.split("\t")
         if len(pair) != 2:
             raise UserError(f"{where} has {len(pair) - 1} tabs; a pair is source, one tab, target: {_shown(line)}")
@@ -115,7 +118,7 @@ def of_file(content: str, data: Data) -> str:
                 raise UserError(f"{where} has an empty {side}: {_shown(line)}")
             if unit == "word" and (marks := {BEGIN, TO} & set(split(part, unit))):
                 raise UserError(f"{where} holds {min(marks)}, which is a mark of toymha's and cannot be a word")
-        source, target = (part if unit == "char" else " ".join(part.split()) for (_, unit), part in zip(sides, pair))
+        source, target = (part.strip() if unit == "char" else " ".join(part.split()) for (_, unit), part in zip(sides, pair))
         found[source, target] = None
     return shuffled(list(found), data.text_seed or 0)
 
