@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import FILES, make, tokens
 
-from toymha import accounting
+from toymha import accounting, config, cost, shapes, subjects
 from toymha.cli import main
 from toymha.data import text
 from toymha.model.attention import Attention
@@ -35,8 +38,8 @@ def test_one_table_with_a_column_for_each_batch(capsys):
     out = asked(capsys, "model=llama2_70b", "seq_len=4096", "batch_size=1,32")
     assert rows(out, "n_head")[0] == ["64", "64"] and rows(out, "batch_size") == [["1", "32"]]
     assert rows(out, "vocab_size") == [["32,000", "32,000"]]
-    assert rows(out, "total")[0] == "68,976,648,192 69.0 billion 68,976,648,192 69.0 billion".split()
-    assert rows(out, "KV cache, batch_size x seq_len") == ["1,342,177,280 1.25 GiB 42,949,672,960 40.0 GiB".split()]
+    assert rows(out, "total")[0] == "68,976,648,192 69 billion 68,976,648,192 69 billion".split()
+    assert rows(out, "KV cache, batch_size x seq_len") == ["1,342,177,280 1.25 GiB 42,949,672,960 40 GiB".split()]
     assert rows(out, "weights") == ["137,953,296,384 128 GiB 137,953,296,384 128 GiB".split()]
     assert "2 a multiply-add" in out
 
@@ -46,7 +49,7 @@ def test_models_side_by_side(capsys):
     out = asked(capsys, "compare=llama2_70b,llama2_70b_mha", "seq_len=4096", "batch_size=1")
     assert out.splitlines()[0].split() == ["llama2_70b", "llama2_70b_mha"]
     assert rows(out, "n_kv_head")[0] == ["8", "64"]
-    assert rows(out, "KV cache, batch_size x seq_len") == ["1,342,177,280 1.25 GiB 10,737,418,240 10.0 GiB".split()]
+    assert rows(out, "KV cache, batch_size x seq_len") == ["1,342,177,280 1.25 GiB 10,737,418,240 10 GiB".split()]
     both = asked(capsys, "model=llama2_70b,llama2_70b_mha", "seq_len=4096", "batch_size=1")
     assert both == out
 
@@ -121,9 +124,14 @@ def test_precision_is_that_of_the_numbers(capsys):
     assert four == {k: 2 * n for k, n in two.items()} and two == brain
 
 
-def test_only_columns_that_differ(capsys):
-    """Learning rates and seeds cost nothing; a switch without a number of its own is told above its column."""
-    out = asked(capsys, "vocab_size=99", "optim.lr=1e-3,1e-4", "seed=0,1", "mlp=gelu,swiglu")
+def test_only_columns_that_differ(capsys, tmp_path):
+    """What a statement varies beside costs nothing; a switch without a number of its own is told above its column."""
+    (tmp_path / "sweep").mkdir()
+    axes = "{optim.lr: '1e-3,1e-4', seed: '0,1', mlp: 'gelu,swiglu'}"
+    (tmp_path / "sweep/mlps.yaml").write_text(
+        f"# @package _global_\nsweep: {{name: mlps, question: '?', axes: {axes}}}\n"
+    )
+    out = asked(capsys, f"--config-dir={tmp_path}", "sweep=mlps", "vocab_size=99")
     assert out.splitlines()[0].split() == ["mha", "mha"] and rows(out, "mlp")[0] == ["gelu", "swiglu"]
     assert "lr" not in out
 
@@ -141,6 +149,12 @@ def test_a_vocabulary_that_only_the_data_knows(capsys, monkeypatch):
     [
         ("compare=llama2_70b,llama_70", "did you mean llama2_70b?"),
         ("compare=mha model=gqa", "leave out model="),
+        ("compare=", "compare= must name models, such as compare=llama2_70b,llama2_70b_mha"),
+        ("compare=[]", "compare= must name models"),
+        ("precision=bf16", "precision changes nothing that is counted; write dtype="),
+        ("optim.lr=1e-3,1e-4", "optim.lr changes nothing that is counted; leave it out"),
+        ("sweep=heads budget=smoke", "budget changes nothing that is counted"),
+        ("score_scale=none", "score_scale changes nothing that is counted"),
         ("n_head=3", "n_head=3"),
         ("dtype=int8", "dtype=int8"),
         ("shapes=yes", "shapes=true"),
@@ -155,11 +169,100 @@ def test_mistakes_are_one_line(capsys, words, said):
 
 
 @pytest.mark.parametrize(
-    "n, told", [(1023, ""), (1024, "1.00 KiB"), (10 * 2**30, "10.0 GiB"), (300 * 2**40, "300 TiB")]
+    "n, told",
+    [(1023, ""), (1024, "1 KiB"), (1.5 * 2**20, "1.5 MiB"), (10 * 2**30, "10 GiB"), (300 * 2**40, "300 TiB")],
 )
 def test_units(n, told):
     assert accounting._of_bytes(n) == told
-    assert accounting._of_flops(1.5e15) == "1.50 PFLOP" and accounting._of_parameters(68_976_648_192) == "69.0 billion"
+    assert accounting._of_flops(1.5e15) == "1.5 PFLOP" and accounting._of_parameters(68_976_648_192) == "69 billion"
+    assert subjects.number(999.6) == "1,000" and subjects.amount(0.4) == "0.4 B" and subjects.amount(7e24) == "7,000 ZB"
+
+
+# What changes something, and what does not
+
+ENCDEC = "data=reverse n_encoder_layer=1"
+CHANGES = {  # a key that is counted -> the words of two configurations that differ in it alone
+    **{w.partition("=")[0]: ("", w) for w in ("n_layer=3", "dim=64", "n_head=2", "n_kv_head=2", "head_dim=6")},
+    **{w.partition("=")[0]: ("", w) for w in ("v_head_dim=6", "d_ff=50", "mlp=swiglu", "norm=rms", "pos=learned")},
+    **{w.partition("=")[0]: ("", w) for w in ("norm_position=post", "w_o=false", "tied_heads=true", "causal=false")},
+    **{w.partition("=")[0]: ("", w) for w in ("bias=true", "qkv_bias=true", "tie_embeddings=false", "vocab_size=77")},
+    **{w.partition("=")[0]: ("", w) for w in ("seq_len=17", "batch_size=17", "kept_heads=[[0],[1,2]]")},
+    "n_encoder_layer": (ENCDEC, "data=reverse n_encoder_layer=2"),
+    "cross_attention": (ENCDEC, f"{ENCDEC} cross_attention=false"),
+}
+NO_CHANGE = ["norm_eps=1e-3", "rope_theta=5", "score_scale=none", "attn_dropout=0.1", "resid_dropout=0.1"]
+NO_CHANGE += ["grad_accum=2", "precision=bf16", "compile=true", "workers=2", "threads=2", "seed=3", "device=cpu"]
+NO_CHANGE += ["optim.lr=0.1", "optim=adamw", "budget.steps=3", "budget=quick", "name=x", "output_dir=x"]
+
+
+def test_all_that_is_counted_is_taken_and_nothing_else():
+    """Each key of a model and of the batch changes a number, or is refused (law 9)."""
+    assert CHANGES.keys() == accounting.COUNTED
+    refused = {w.partition("=")[0] for w in NO_CHANGE}
+    assert accounting.COUNTED | refused >= {*config.MODEL_KEYS} and not accounting.COUNTED & refused
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_taken_changes_a_number(name):
+    a, b = (accounting.measure(make(*words.split()), 40, "fp16") for words in CHANGES[name])
+    assert any(a[section] != b[section] for section in a if section != "sizes")
+
+
+@pytest.mark.parametrize("word", NO_CHANGE)
+def test_what_changes_nothing_is_refused(capsys, word):
+    assert accounting.measure(make(word), 40, "fp16") == accounting.measure(make(), 40, "fp16")
+    assert main(["cost", "vocab_size=99", word]) == 2
+    assert f"{word}: {word.partition('=')[0]} changes nothing that is counted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["model=mha", "model=gqa", "model=gpt2_small", "model=encdec", "n_head=1 dim=8"])
+@pytest.mark.parametrize("causal", ["full", "causal"])
+def test_the_crossover_is_the_first_length_at_which_pairs_take_more(words, causal):
+    """At the T that is printed they take more, at T - 1 they do not yet."""
+    c = make(*words.split())
+    T = accounting.measure(c, 40, "fp16")["crossover"][causal]
+
+    def more(T: int) -> bool:
+        parts = cost.flops(replace(c, seq_len=T), 40, causal=causal == "causal")
+        pairs = parts["scores"] + parts["mixing"]
+        return pairs > sum(parts.values()) - pairs
+
+    assert more(T) and not more(T - 1)
+
+
+def test_an_even_crossover_is_not_yet_more():
+    """1 layer, dim 4, 1 head, MLP of 4, 4 tokens: 2 x 16 x (4 + 2 + 1) = 224 FLOPs a token, 16 a pair: even at 14."""
+    c = make("n_layer=1", "dim=4", "n_head=1", "d_ff=4")
+    parts = cost.flops(c, 4, 14)
+    assert parts["scores"] + parts["mixing"] == sum(parts.values()) / 2
+    assert accounting.measure(c, 4, "fp16")["crossover"]["full"] == 15
+
+
+def test_a_statement_is_counted_as_it_is_compared(capsys):
+    """sweep=w_o_parameters gives the MLP what W_o leaves: 2 layers x 128 x 128 = 2 x 2 x 128 x 64, d_ff 512 + 64."""
+    both = lines(asked(capsys, "sweep=w_o_parameters", "data=pydoc", "json=true"))
+    assert [line["sizes"]["d_ff"] for line in both] == [512, 576]
+    assert [line["parameters"]["w_o"] for line in both] == [2 * 128 * 128, 0]
+    assert both[0]["parameters"]["total"] == both[1]["parameters"]["total"]
+
+
+def test_models_of_the_same_sizes_have_their_own_table_of_heads(capsys):
+    """What they differ in is no size; batches and contexts of one model have one table together."""
+    out = asked(capsys, "compare=mha,post_ln,rms,no_wo", "vocab_size=99", "batch_size=1,2")
+    named = [line.split(" with other")[0] for line in out.splitlines() if "with other numbers of heads" in line]
+    assert named == ["mha", "post_ln", "rms", "no_wo"]
+    out = asked(capsys, "mlp=gelu,swiglu", "d_ff=512", "vocab_size=99")
+    assert "mha, mlp=gelu with other" in out and "mha, mlp=swiglu with other" in out
+
+
+def test_a_warm_start_needs_no_hydra():
+    """Once its files were composed, a model of known vocabulary is counted without hydra, numpy or torch."""
+    code = "import sys; from toymha.cli import main; main(['cost', 'model=llama2_70b']); print(*sys.modules)"
+    for _ in range(2):
+        seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    modules = set(seen.splitlines()[-1].split())
+    assert "toymha.cost" in modules and "68,976,648,192" in seen
+    assert not modules & {"hydra", "omegaconf", "numpy", "scipy", "torch"}
 
 
 # The walk of a tensor
@@ -186,7 +289,7 @@ def test_the_walk_through_llama2_70b(capsys):
     assert places == sorted(places)
     assert ("k", (1, 4096, 1024)) in steps and ("v", (1, 8, 4096, 128)) in steps
     table = asked(capsys, "model=llama2_70b", "seq_len=4096", "batch_size=1", "shapes=true")
-    assert "1 x 64 x 4096 x 4096  1,073,741,824  2.00 GiB" in table and "W_q x, W_k x, W_v x" in table
+    assert "1 x 64 x 4096 x 4096  1,073,741,824    2 GiB" in table and "W_q x, W_k x, W_v x" in table
 
 
 @pytest.mark.parametrize("model", FILES)
@@ -220,3 +323,23 @@ def test_the_walk_of_a_pruned_layer():
     steps = walk(make("batch_size=1", "kept_heads=[[],[0,2,3]]"), 40)["self-attention"]
     assert ("scores", (1, 3, 16, 16)) in {(s.tensor, s.shape) for s in steps}
     assert walk(make("kept_heads=[[],[]]"), 40) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [
+        ("n_layer=7", 1),
+        ("kept_heads=[[],[0,2,3]]", 2),
+        ("kept_heads=[[0,1,2,3],[1]]", 1),  # the first layer alone keeps all, which is to say that none is gone
+        (f"{ENCDEC} n_layer=5", 1),
+        ("data=reverse n_encoder_layer=4", 1),
+    ],
+)
+def test_no_more_is_built_than_is_watched(monkeypatch, words, layers):
+    """Layers up to the first one that has heads; the walk is that of the whole model."""
+    c, built, real = make(*words.split()), [], make_model
+    monkeypatch.setattr(shapes, "make_model", lambda c, V: built.append((c.n_layer, c.n_encoder_layer)) or real(c, V))
+    steps = walk(c, 40)
+    assert built == [(layers, None if c.n_encoder_layer is None else 1)]
+    monkeypatch.setattr(shapes, "short", lambda c, last: c)
+    assert walk(c, 40) == steps

@@ -15,11 +15,11 @@ from toymha import lab
 from toymha.batches import UNCOUNTED, Batch, check_pairs, draw, pairs_alike, random_pairs, sizes_of_pairs
 from toymha.cli import main
 from toymha.data.corpus import Split, load_corpus
+from toymha.data.pairs import pairs_of
 from toymha.evaluate import attention_statistics, attentions, evaluate, looked_at, predicted, unigram_loss
 from toymha.runs import find
 from toymha.schema import UserError
 from toymha.seeds import stream
-from toymha.translate import pairs_of
 
 CPU = torch.device("cpu")
 BEGIN, TO = 0, 1

@@ -287,7 +287,13 @@ def test_files_are_replaced(tmp_path, quick):
 def test_a_short_context_is_raised(tmp_path, quick, capsys, pos):
     (row, _) = run_bench(tmp_path, f"pos={pos}", "seq_len=5", cache=[True])
     assert (row["seq_len"], row["context"]) == (5, 7)
-    assert "raised from 5 to 7 tokens" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "raised from 5 to 7 tokens" in out
+    own = make(*TINY[1:], f"pos={pos}", "seq_len=5")
+    assert (
+        row["parameters"] == sum(cost.parameters(own, 200).values()) == sum(p.numel() for p in built(own).parameters())
+    )
+    assert f"{row['parameters']:,} parameters" in out
 
 
 def test_both_precisions(tmp_path, quick):
@@ -323,6 +329,48 @@ def test_an_interrupted_command_keeps_its_rows(tmp_path, quick, monkeypatch, cap
     assert "first token" in out
 
 
+@pytest.mark.parametrize("module", [bench, bench_train])
+def test_a_command_that_runs_out_of_memory_keeps_its_rows(tmp_path, quick, monkeypatch, capsys, module):
+    """The rows before it are told and drawn; then it is an error in one line."""
+    real, calls = module.measure, itertools.count()
+
+    def measure(*args):
+        if next(calls) == 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        return real(*args)
+
+    monkeypatch.setattr(module, "measure", measure)
+    with pytest.raises(UserError, match=r"out of memory$"):
+        run_bench(tmp_path) if module is bench else run_train(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert len(read(folder)) == 1
+    assert {p.name for p in folder.iterdir()} == {"bench.jsonl", "bench.svg", "bench.png"}
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_another_error_is_not_hidden_behind_tables(tmp_path, quick, monkeypatch, capsys):
+    real, calls = bench.measure, itertools.count()
+    monkeypatch.setattr(bench, "measure", lambda *args: real(*args) if next(calls) == 0 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_bench(tmp_path)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_what_was_held_against_the_formula_is_told(tmp_path, quick, capsys, cache):
+    run_bench(tmp_path, cache=[cache])
+    told = "KV cache: the bytes of the tensors, and those read in a step, equal the formula"
+    assert (told in capsys.readouterr().out) == cache
+
+
+def test_a_statement_is_timed_as_it_is_compared(tmp_path, monkeypatch):
+    """sweep=w_o_parameters: the MLP has what W_o leaves, so that both models have as many parameters."""
+    o = build({"output_dir": str(tmp_path)}, BenchOptions)
+    found = bench.subjects_of(o, ["sweep=w_o_parameters", "data=pydoc"], None)
+    assert [(s.config.w_o, s.config.d_ff) for s in found] == [(True, None), (False, 576)]
+    assert found[0].parameters == found[1].parameters
+
+
 ERRORS = [
     ({"prompt_len": [0]}, [], "prompt_len=0: must be >= 1"),
     ({"prompt_len": []}, [], "prompt_len=[]: give at least one value"),
@@ -330,6 +378,13 @@ ERRORS = [
     ({"precision": ["fp23"]}, [], "precision=fp23: must be one of auto, fp32, bf16; did you mean fp32?"),
     ({}, ["batch_size=4"], "batch_size=4: batch_size changes nothing of what is timed; write batch=..."),
     ({}, ["optim.lr=1"], "optim.lr=1: optim.lr changes nothing of what is timed; leave it out"),
+    ({}, ["attn_dropout=0.1"], "attn_dropout changes nothing of what is timed"),
+    ({}, ["resid_dropout=0,0.1"], "resid_dropout changes nothing of what is timed"),
+    ({}, ["norm_eps=1e-6"], "norm_eps changes nothing of what is timed"),
+    ({}, ["seq_len=64,128"], "seq_len=64,128: give one; prompt_len= and new_tokens= decide what is timed"),
+    ({"name": "../x"}, [], "name=../x must be a folder below output_dir="),
+    ({"name": "/x"}, [], "name=/x must be a folder below output_dir="),
+    ({"name": ""}, [], "name= must be a folder below output_dir="),
     ({}, ["causal=false"], "causal=false: each new token changes what earlier ones see, so nothing is cached"),
     ({}, ["n_haed=4"], "unknown key n_haed; did you mean n_head?"),
     ({"batch": [10**9]}, [], "choose a smaller model, batch= or prompt_len="),
@@ -388,6 +443,16 @@ def test_what_each_path_keeps(tmp_path, quick):
     )
 
 
+def test_a_pattern_that_shapes_do_not_tell_is_that_of_the_formula(tmp_path, quick, capsys):
+    """Heads of 8 channels in a context of 8: 1 layer x 2 sequences x 2 heads x 8 x 8 x 4 bytes, and a note says why."""
+    found = run_train(tmp_path, "seq_len=8", attention=["explicit"])
+    out = capsys.readouterr().out
+    assert found[0]["pattern_bytes"] is None and "1 KiB *" in out and "?" not in out
+    assert "* by the formula: where a head is as wide as the context is long" in out
+    run_train(tmp_path, "seq_len=12", attention=["explicit"])
+    assert "*" not in capsys.readouterr().out
+
+
 def test_the_path_is_put_back():
     model = built(make())
     with pytest.raises(ZeroDivisionError), bench_train.path_of_attention(model, "explicit"):
@@ -428,7 +493,11 @@ def test_a_step_is_that_of_training(monkeypatch, clip):
 def test_training_mistakes(tmp_path):
     with pytest.raises(UserError, match=r"^attention=fuse: must be one of explicit, fused; did you mean fused\?$"):
         build({"attention": ["fuse"]}, BenchTrainOptions)
+    with pytest.raises(UserError, match=r"^name=\.\./x must be a folder below output_dir=outputs$"):
+        build({"name": "../x"}, BenchTrainOptions)
     o = build({"output_dir": str(tmp_path / "out")}, BenchTrainOptions)
+    with pytest.raises(UserError, match=r"^norm_eps=1e-6: norm_eps changes nothing of what is timed; leave it out$"):
+        bench_train.bench_train(o, [*TINY, "norm_eps=1e-6"])
     with pytest.raises(UserError, match=r"^budget\.steps=3: budget\.steps changes nothing of what is timed"):
         bench_train.bench_train(o, [*TINY, "budget.steps=3"])
     with pytest.raises(UserError, match=r"explicit.* GiB, and cpu has .*attention=fused"):

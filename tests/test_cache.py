@@ -5,12 +5,14 @@ B batch, T new positions, S positions read so far, V vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
+from conftest import ENCODERS, MODELS, PRUNED, VOCAB, built, make, tokens
 
 from toymha import bench, cost
 from toymha.device import arithmetic
@@ -60,6 +62,53 @@ def test_cached_equals_uncached(path, words):
         expected = model(x)
         for split in SPLITS:
             close(in_parts(model, x, split), expected)
+
+
+@pytest.mark.parametrize("model", [*MODELS, *ENCODERS])
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("new", [1, 3])
+@torch.inference_mode()
+def test_every_model_decodes_as_it_reads(model, B, new):
+    """Prompts that end at, before and behind the window's end, and calls of one and of three tokens after them.
+
+    Up to the end of the context the logits are those of the whole text read at once; beyond it models whose positions
+    go on slide, each token seeing the last seq_len tokens, and the others say that the context is full.
+    """
+    c = make(f"model={model}")
+    short, source = built(c), tokens(B=B, T=7, seed=2)
+    long = built(dataclasses.replace(c, seq_len=48)) if c.pos in ("rope", "none") else None
+    x = tokens(B=B, T=24)
+    for prompt in (1, 12, 13, 15, 16, 17, 20):
+        slide = prompt + new > 16
+        if model in ENCODERS:
+            read, cache = short.decode, short.make_cache(source)
+        else:
+            read, cache = short, short.make_cache(B, slide=slide and long is not None)
+        parts = [prompt] if prompt <= 16 else [16, prompt - 16]
+        calls = [*parts, *[new] * ((24 - prompt) // new if slide else (16 - prompt) // new)]
+        if slide and long is None:
+            with pytest.raises(UserError, match="the context is full"):
+                for part_BT in x.split([*calls, 24 - sum(calls)], dim=1):
+                    read(part_BT, cache)
+            continue
+        seen = sum(calls)
+        logits = torch.cat([read(part_BT, cache) for part_BT in x[:, :seen].split(calls, dim=1)], dim=1)
+        close(logits, banded(long, x[:, :seen], 16) if slide else short(*([source] * (model in ENCODERS)), x[:, :seen]))
+
+
+def banded(model, idx_BT, window):
+    """logits_BTV of a whole text of which each token sees the last `window` tokens."""
+    T = idx_BT.shape[1]
+    outside_TT = torch.ones(T, T).tril(-window).bool()
+    attentions = [block.attn for block in model.blocks]
+    handles = [
+        a.scores.register_forward_hook(lambda _m, _i, s: s.masked_fill(outside_TT, -math.inf)) for a in attentions
+    ]
+    try:
+        return model(idx_BT)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

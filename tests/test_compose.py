@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import itertools
 import random
 import re
@@ -427,6 +428,8 @@ def test_the_key_of_a_composition_is_all_that_it_is_made_of(tmp_path, monkeypatc
     changes([], other, None)
     monkeypatch.setattr(composed, "version", lambda package: "9.9")
     changes([], None, None)
+    monkeypatch.setattr(composed, "FORMAT", composed.FORMAT + 1)
+    changes([], None, None)
     assert seen[-1] == composed.key([], None, None) and all(seen)
 
 
@@ -437,6 +440,41 @@ def test_a_changed_file_is_composed_anew(cache, tmp_path):
         (tmp_path / "own/model/mine.yaml").write_text(f"# @package _global_\nn_head: {n_head}\n")
         (point,) = compose.points(["data=pydoc", "model=mine"], extra=tmp_path / "own")
         assert point.config.n_head == n_head
+
+
+def test_what_changes_while_it_is_composed_is_not_kept(cache, tmp_path, monkeypatch):
+    """Hydra read the old file or the new one; kept under the old one's hash it would come back with the old file."""
+    own, real = tmp_path / "own", composed.fresh
+    (own / "model").mkdir(parents=True)
+    before, after = (f"# @package _global_\nn_head: {n}\n" for n in (2, 8))
+    (file := own / "model/mine.yaml").write_text(before)
+
+    def edited(*args):
+        file.write_text(after)
+        return real(*args)
+
+    monkeypatch.setattr(composed, "fresh", edited)
+    assert composed.composed(["model=mine"], own)[0]["n_head"] == 8 and not cache.exists()
+    monkeypatch.setattr(composed, "fresh", real)
+    for text, n_head in ((before, 2), (after, 8), (before, 2)):
+        file.write_text(text)
+        assert composed.composed(["model=mine"], own)[0]["n_head"] == n_head
+
+
+@pytest.mark.parametrize("body", [b"3", b"[]", b"[1, 2]", b'["ab", "cd"]', b'{"a": {}, "b": {}}', b"[{}, {}, {}]"])
+def test_a_composition_of_another_shape_is_made_again(cache, body):
+    """Also where its checksum is right."""
+    first = composed.composed([])
+    (file,) = cache.iterdir()
+    good = file.read_bytes()
+    file.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    assert composed.composed([]) == first and file.read_bytes() == good
+
+
+def test_a_package_that_is_not_installed_has_no_version(cache, monkeypatch):
+    """As where toymha runs from its source tree: a composition is kept all the same."""
+    monkeypatch.setattr(composed, "MADE_BY", ("hydra-core", "no-such-package"))
+    assert composed.composed([])[0]["n_head"] == 4 and len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"\xff\n{}", None])

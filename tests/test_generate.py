@@ -508,7 +508,7 @@ MISTAKES = {
     "prompts=.": "it is a folder",
     "prompt=a prompt_file=b": "prompt= and prompt_file= are given",
     "prompt=The-if-statement,-which overflow=stop": "overflow=stop: a prompt of 23 tokens does not fit seq_len=16",
-    "beam=2": "beam search is for runs on pairs",
+    "beam=2": "beam search is for pairs of source and target",
     "stop=['']": "stop holds an empty text",
     "trace=true num_samples=2": "trace=true shows the steps of one sample",
     "trace=true max_new_tokens=0": "trace=true shows the steps of one sample",

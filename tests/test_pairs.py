@@ -260,7 +260,7 @@ def test_units(own):
     [
         ("a\tb\nab\n", ["line 2", "0 tabs", "'ab'"]),
         ("a\tb\tc\n", ["line 1", "2 tabs"]),
-        ("a\tb\n\nc\td\n", ["line 2", "0 tabs"]),
+        ("a\tb\n\nc\n", ["line 3", "0 tabs"]),
         ("a\tb\n \tb\n", ["line 2", "empty source"]),
         ("a\t\n", ["line 1", "empty target"]),
         ("a\tx <to> y\n", ["line 1", "<to>", "mark"]),
@@ -412,6 +412,12 @@ def test_another_text_with_the_tokenizer_of_a_run(own):
         assert message == f"tokens of pairs read data=pinyin, dates, numbers, pairs; not data={other.name}"
     plain = corpus.load_corpus(data("numbers"), CharTokenizer.of(text.read_text(data("numbers"))))
     assert plain.splits["val"].separators is None  # to a run on characters it is a text like any other
+
+
+def test_empty_lines_and_outer_spaces_are_nothing(own):
+    """Two spellings of one source would else stand in two splits."""
+    text_of = text.read_text(own("a\tx\n\n \n a \tx\nb c\ty z \n\n"))
+    assert sorted(text_of.splitlines()) == ["a\tx", "b c\ty z"]
 
 
 # Rows

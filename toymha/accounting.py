@@ -6,16 +6,27 @@ B batch_size, T seq_len, H n_head.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from toymha import cost as formulas
-from toymha.compose import Experiment, Point, experiment
+from toymha.compose import Experiment, Point
 from toymha.config import MODEL_KEYS, Config
 from toymha.options import CostOptions
 from toymha.schema import UserError
 from toymha.schema import word as typed
+from toymha.subjects import amount, check_words, described
+from toymha.table import columns
+
+# The keys that change a number; scores are divided by something, which only the walk of a tensor shows.
+UNCOUNTED = {"norm_eps", "rope_theta", "score_scale", "attn_dropout", "resid_dropout"}
+COUNTED = {*MODEL_KEYS, "seq_len", "batch_size"} - UNCOUNTED
+HINTS = {
+    "precision": "write dtype=fp32, fp16 or bf16",
+    "grad_accum": "write the batch_size that passes at once",
+}
 
 Numbers = dict[str, dict[str, Any]]  # section -> what -> exact value, in the order of the table
 
@@ -26,19 +37,19 @@ def cost(o: CostOptions, words: Sequence[str], extra: Path | None = None) -> int
     `words`: keys of `train`, with one value or several. `extra`: the user's --config-dir.
     """
     words = list(words)
+    check_words(words, COUNTED | ({"score_scale"} if o.shapes else set()), "that is counted", HINTS)
     if o.compare:
         if any(w.startswith("model=") for w in words):
             raise UserError(f"compare={','.join(o.compare)} names the models; leave out model=")
         words.append(f"model={','.join(o.compare)}")
-    asked = experiment(words, True, extra)
-    points = list({p.label: p for p in asked.points}.values())  # seeds cost the same
+    asked = described(words, extra)
     if o.shapes:
-        return _print_shapes(o, points)
-    texts = {repr(p.config.data): p.config for p in points if p.config.vocab_size is None}
+        return _print_shapes(o, asked.points)
+    texts = {repr(p.config.data): p.config for p in asked.points if p.config.vocab_size is None}
     V = {name: vocab_size(c) for name, c in texts.items()}  # each text is read once
-    counted = [(p, measure(p.config, V.get(repr(p.config.data), 0), o.dtype)) for p in points]
-    columns = {repr((told(p), numbers)): (p, numbers) for p, numbers in counted}
-    counted = list(columns.values())  # what differs in its learning rate costs the same
+    counted = [(p, measure(p.config, V.get(repr(p.config.data), 0), o.dtype)) for p in asked.points]
+    different = {repr((told(p), numbers)): (p, numbers) for p, numbers in counted}
+    counted = list(different.values())  # what differs in its learning rate costs the same
     if o.json:
         for p, numbers in counted:
             heads = by_n_head(asked, p, numbers["sizes"]["vocab_size"], o.dtype)
@@ -50,7 +61,8 @@ def cost(o: CostOptions, words: Sequence[str], extra: Path | None = None) -> int
     print("\n".join(table(counted, o.dtype)))
     shown = set()
     for p, numbers in counted:
-        what = repr({k: v for k, v in numbers["sizes"].items() if k not in ("seq_len", "batch_size")})
+        sizes = {k: v for k, v in numbers["sizes"].items() if k not in ("seq_len", "batch_size")}
+        what = repr((told(p), sizes))
         if what not in shown and (heads := by_n_head(asked, p, numbers["sizes"]["vocab_size"], o.dtype)):
             print("\n" + "\n".join(heads_table(p, heads)))
         shown.add(what)
@@ -91,7 +103,7 @@ def measure(c: Config, vocab_size: int, dtype: str) -> Numbers:
             "step": 3 * sum(full.values()),
             "per_token": formulas.training_flops_per_token(c, vocab_size),
         },
-        "crossover": dict(zip(("full", "causal"), (None if t is None else round(t) for t in crossings))),
+        "crossover": dict(zip(("full", "causal"), (None if t is None else math.floor(t) + 1 for t in crossings))),
         "bytes": {
             "weights": total * width,
             "kv_cache": formulas.kv_bytes(c, T, B, width),
@@ -108,27 +120,16 @@ def measure(c: Config, vocab_size: int, dtype: str) -> Numbers:
 # Units
 
 
-def _scaled(n: float, units: Sequence[str], step: int) -> str:
-    """`n` in the largest unit that leaves at least 1; nothing where there is no need."""
-    power = 0
-    while power < len(units) - 1 and n >= step ** (power + 1):
-        power += 1
-    if not power:
-        return ""
-    scaled = n / step**power
-    return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f} {units[power]}"
-
-
 def _of_flops(n: float) -> str:
-    return _scaled(n, ("", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP"), 1000)
+    return amount(n, "FLOP") if n >= 1000 else ""
 
 
 def _of_bytes(n: float) -> str:
-    return _scaled(n, ("", "KiB", "MiB", "GiB", "TiB", "PiB"), 1024)
+    return amount(n, "B", 1024) if n >= 1024 else ""
 
 
 def _of_parameters(n: float) -> str:
-    return _scaled(n, ("", "", "million", "billion", "trillion"), 1000).removesuffix(" ") if n >= 1e6 else ""
+    return amount(n, "", prefixes=("", "thousand", "million", "billion", "trillion")) if n >= 1e6 else ""
 
 
 def _plain(n: float) -> str:
@@ -160,7 +161,7 @@ SECTIONS: dict[str, tuple[str, Callable[[float], str], dict[str, str]]] = {
         {"kv_cache": "KV cache, batch_size x seq_len", "kv_cache_per_token": "KV cache, one token"},
     ),
     "activations": (
-        "bytes in {dtype} that training keeps for the backward pass, beside weights and optimizer",
+        "bytes in {dtype} kept for the backward pass, beside weights and optimizer, as PyTorch keeps them on a CPU",
         _of_bytes,
         {
             "materialised": "T x T in memory",
@@ -196,16 +197,8 @@ def _pairs(cells: Sequence[str]) -> list[str]:
 
 def _aligned(rows: Sequence[list[str] | str], left: int = 1) -> list[str]:
     """Cells under each other, the first `left` flush left, the others right; a row that is text stands as it is."""
-    cells = [row for row in rows if not isinstance(row, str)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    out = []
-    for row in rows:
-        if not isinstance(row, str):
-            row = "  ".join(
-                cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))
-            )
-        out.append(row.rstrip())
-    return out
+    lines = iter(columns([row for row in rows if not isinstance(row, str)], left))
+    return [row if isinstance(row, str) else next(lines) for row in rows]
 
 
 # What depends on the number of heads
@@ -256,10 +249,11 @@ def heads_table(p: Point, heads: dict[int, Numbers]) -> list[str]:
         human = SECTIONS[section][1]
         values = [numbers[section][name] for numbers in heads.values()]
         grows = max(values) / max(min(values), 1) - 1
-        told = "changes" if grows >= 0.01 else f"changes by {100 * grows:.1g} %" if grows else "the same"
-        rows.append([f"  {label}", *(human(n) or f"{n:,}" for n in values), told])
+        moves = "changes" if grows >= 0.01 else f"changes by {100 * grows:.1g} %" if grows else "the same"
+        rows.append([f"  {label}", *(human(n) or f"{n:,}" for n in values), moves])
     where = f"batch_size={c.batch_size} seq_len={c.seq_len}"
-    return [f"{p.choices['model']} with other numbers of heads ({stays}; {where})", *_aligned(rows)]
+    name = ", ".join([p.choices["model"], *(f"{k}={typed(v)}" for k, v in list(told(p).items())[1:])])
+    return [f"{name} with other numbers of heads ({stays}; {where})", *_aligned(rows)]
 
 
 # The walk of a tensor

@@ -29,9 +29,9 @@ class Batch:
 
     def parts(self, n: int, device: torch.device) -> Iterator[tuple[tuple[Tensor, ...], Tensor, float]]:
         """n micro-batches: inputs, y and the share of the batch's tokens that each has."""
-        for *inputs, y_BT in zip(*(x.to(device).chunk(n) for x in (*self.inputs, self.y_BT)), strict=True):
-            share = 1.0 if n == 1 else int((y_BT != UNCOUNTED).sum()) / self.tokens
-            yield tuple(inputs), y_BT, share
+        for *inputs, y_BT in zip(*(x.chunk(n) for x in (*self.inputs, self.y_BT)), strict=True):
+            share = 1.0 if n == 1 else int((y_BT != UNCOUNTED).sum()) / self.tokens  # here, where nobody waits for it
+            yield tuple(x.to(device) for x in inputs), y_BT.to(device), share
 
 
 def random_pairs(split: Split, batch_size: int, generator: torch.Generator) -> Batch:
@@ -67,7 +67,7 @@ def pair_windows(
     if max_tokens is not None:
         k = min(D, max(1, -(-max_tokens * D // int(target_D.sum()))))
         docs = torch.arange(k) * D // k
-    for docs_W in docs.split(max(1, batch_tokens // 16)):
+    for docs_W in docs.split(max(1, batch_tokens // int(target_D.max()))):
         source_WS, at_WT, counted_WT = pair_rows(split, docs_W)
         yield (source_WS, split.tokens[at_WT - 1].long()), at_WT, counted_WT
 
@@ -84,6 +84,8 @@ def sizes_of_pairs(split: Split) -> tuple[Tensor, Tensor]:
 def check_pairs(splits: Mapping[str, Split], seq_len: int) -> None:
     """Refuse pairs that an encoder or decoder of `seq_len` positions cannot read. Raises UserError with the numbers."""
     for name, split in splits.items():
+        if split.separators is None:
+            raise UserError("an encoder-decoder reads pairs of source and target, and this text has none")
         for what, size_D in zip(("source", "target"), sizes_of_pairs(split)):
             if (n := int(size_D.max())) > seq_len:
                 raise UserError(

@@ -10,6 +10,7 @@ import itertools
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toymha import config, cost, runs
+from toymha import cost, runs
 from toymha.bench_plot import inference_plot
 from toymha.bench_report import Results, in_short, inference_text
-from toymha.compose import experiment
-from toymha.config import GROUPS, MODEL_KEYS, Config
+from toymha.compose import Point
+from toymha.config import MODEL_KEYS, Config
 from toymha.data import tokenizer
 from toymha.data.corpus import load_corpus
 from toymha.device import arithmetic, pick_precision, set_up
@@ -35,7 +36,10 @@ from toymha.roofline import STORED, Rates, Work, decoding, judge, measure_rates,
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.seeds import stream
+from toymha.subjects import check_words, described
 
+# The keys that change how long inference takes: nothing is dropped, and an epsilon is another number in the same place.
+TIMED = {*MODEL_KEYS, "seq_len"} - {"attn_dropout", "resid_dropout", "norm_eps"}
 REPEATS = 5
 WARM_UP = 3  # steps of a process that are slower than all later ones
 MOST_SAMPLED = 32  # of the tokens that are made without a cache so many are timed, evenly spaced
@@ -98,7 +102,8 @@ class Subject:
 
     @property
     def parameters(self) -> int:
-        return sum(cost.parameters(self.config, self.vocab_size).values())
+        """Those of its own context: with learned positions, the longer one has more, which are not the model's."""
+        return sum(cost.parameters(replace(self.config, seq_len=self.seq_len), self.vocab_size).values())
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def bench(o: BenchOptions, words: list[str], extra: Path | None = None) -> int:
             subjects,  # models that are compared follow each other
         )
     ]
-    weights = STORED * sum(s.parameters for s in subjects)
+    weights = STORED * sum(sum(cost.parameters(s.config, s.vocab_size).values()) for s in subjects)
     for case in cases:
         check(case, weights, device)
     say(f"measuring what {device} can do")
@@ -176,8 +181,12 @@ def subjects_of(o: BenchOptions, words: list[str], extra: Path | None) -> list[S
         size = tokenizer.from_dict(runs.read_json(run.path / "tokenizer.json")).vocab_size
         found = [(run.info["label"], run.config, size)]
     else:
-        check_words(words, {"seq_len"}, {"batch_size": "; write batch=..."})
-        found = described(words, extra)
+        check_words(words, TIMED, "of what is timed", {"batch_size": "write batch=..."})
+        points = described(words, extra).points
+        if len(lengths := {p.config.seq_len: None for p in points if "seq_len" in p.swept}) > 1:
+            asked = f"seq_len={','.join(map(str, lengths))}"
+            raise UserError(f"{asked}: give one; prompt_len= and new_tokens= decide what is timed, and it is raised")
+        found = sized(points)
     return [
         Subject(label, replace(c, seq_len=max(c.seq_len, needed)), size, c.seq_len)
         for label, c, size in found
@@ -185,24 +194,14 @@ def subjects_of(o: BenchOptions, words: list[str], extra: Path | None) -> list[S
     ]
 
 
-def described(words: list[str], extra: Path | None) -> list[tuple[str, Config, int]]:
-    """Label, configuration and vocabulary of each model that the words describe; seeds make no other model."""
+def sized(points: Sequence[Point]) -> list[tuple[str, Config, int]]:
+    """Label, configuration and vocabulary of each model."""
     sizes: dict[str, int] = {}
-    found = {p.label: p.config for p in experiment(words, True, extra).points}
+    found = {p.label: p.config for p in points}
     for c in found.values():
         if str(c.data) not in sizes:
             sizes[str(c.data)] = c.vocab_size or load_corpus(c.data).tokenizer.vocab_size
     return [(label, c, c.vocab_size or sizes[str(c.data)]) for label, c in found.items()]
-
-
-def check_words(words: list[str], more: set[str], hints: dict[str, str]) -> None:
-    """Raises UserError for a key of `train` that changes nothing here. `more`: those that do, beside the model's."""
-    known = {*MODEL_KEYS, *more, "model", "data", "like", "sweep", "compare"}
-    for word in words:
-        name = word.partition("=")[0]
-        group = name.partition(".")[0]
-        if name not in known and group not in known and (name in config.keys() or name in GROUPS):  # noqa: SIM118
-            raise UserError(f"{word}: {name} changes nothing of what is timed{hints.get(name, '; leave it out')}")
 
 
 def refuse_encoder(label: str, c: Config) -> bool:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from toymha import runs
-from toymha.bench_report import Row, amount
+from toymha.bench_report import Row
 from toymha.plots import COLOURS, GRID, INK, QUIET, styled
 from toymha.roofline import Rates
+from toymha.subjects import amount
 
 PANEL = (4.4, 3.6)  # inches
 MARKS = "osD^v<>P"

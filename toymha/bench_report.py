@@ -11,6 +11,8 @@ from typing import Any
 
 from toymha.console import quote
 from toymha.roofline import OVERHEAD, Rates
+from toymha.schema import UserError
+from toymha.subjects import amount, number
 from toymha.table import columns
 
 Row = dict[str, Any]
@@ -19,7 +21,8 @@ Row = dict[str, Any]
 class Results:
     """The rows of one command, in a folder: `with Results(...) as out`, `out.add(row)`.
 
-    At the end, also of an interrupted command, it prints the tables and draws the plot of the rows that are there.
+    At the end, also of a command that was interrupted or ran out of memory, it prints the tables and draws the plot of
+    the rows that are there.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Results:
         if kind is KeyboardInterrupt:
             print(f"toymha: interrupted; {len(self.rows)} rows are kept", file=sys.stderr)
             self.status = 130
-        if self.rows and (kind is None or kind is KeyboardInterrupt):
+        if self.rows and (kind is None or issubclass(kind, (KeyboardInterrupt, UserError))):
             print("\n".join(self.text(self.rows, self)), flush=True)
             self.plot(self.rows, self.rates, self.folder)
             print(
@@ -69,7 +72,7 @@ def seconds(value: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{number(value / size)} {unit}"
-    return f"{value / 1e-6:.3g} µs"
+    return f"{number(value / 1e-6)} µs"
 
 
 def with_spread(phase: dict[str, Any]) -> list[str]:
@@ -77,19 +80,6 @@ def with_spread(phase: dict[str, Any]) -> list[str]:
     unit = seconds(phase["median"]).split()[1]
     size = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[unit]
     return [seconds(phase["median"]), f"{phase['low'] / size:.3g}-{phase['high'] / size:.3g}"]
-
-
-def amount(value: float, unit: str = "B", step: int = 1000) -> str:
-    """12.3 MB, 1.2 GFLOP, or with step=1024 3.1 MiB."""
-    prefixes = ["", "Ki", "Mi", "Gi", "Ti"] if step == 1024 else ["", "k", "M", "G", "T"]
-    power = next((i for i in range(4) if value < step ** (i + 1)), 4)
-    scaled = value / step**power
-    return f"{number(scaled)} {prefixes[power]}{unit}"
-
-
-def number(value: float) -> str:
-    """Three digits, and all before the point."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def percent(value: float) -> str:
@@ -205,6 +195,8 @@ def inference_notes(rows: list[Row], out: Results) -> list[str]:
     if raised := sorted({r["seq_len"] for r in rows if r["context"] > r["seq_len"]}):
         said = f"the context was raised from {', '.join(map(str, raised))} to {first['context']:,} tokens"
         notes.append(f"{said}; no weight, learned positions included, changes the speed")
+    if any(r["cache"] for r in rows):
+        notes.append("KV cache: the bytes of the tensors, and those read in a step, equal the formula")
     notes.append(
         f"moved: at least, weights once (fp32) and keys and values; other activations are left out. {FLOPS_NOTE}"
     )
@@ -281,6 +273,11 @@ def training_text(rows: list[Row], out: Results) -> list[str]:
         "`toymha cost`, which leaves out copies of weights too; T x T: its part in the patterns, which grows with "
         "the square of the context",
     ]
+    if any(r["pattern_bytes"] is None for r in told):
+        notes.append(
+            "* by the formula: where a head is as wide as the context is long, shapes do not tell its T x T tensors "
+            "from others"
+        )
     return lines + [f"note  {n}" for n in notes + again_notes(rows, ("step",))]
 
 
@@ -294,6 +291,9 @@ def step_table(rows: list[Row], keys: dict[str, str]) -> list[list[str]]:
         line += [amount(s["flops_per_s"], "FLOP"), percent(s["of_products"])]
         sizes = [r["saved_bytes"], r["saved_bytes_formula"], r["saved_bytes"] / tokens]
         line += [*(amount(size, "B", 1024) for size in sizes)]
-        line.append("?" if r["pattern_bytes"] is None else amount(r["pattern_bytes"], "B", 1024))
+        if r["pattern_bytes"] is None:
+            line.append(f"{amount(r['pattern_bytes_formula'], 'B', 1024)} *")
+        else:
+            line.append(amount(r["pattern_bytes"], "B", 1024))
         lines.append(line + ([amount(r["peak_bytes"], "B", 1024)] if peak else []))
     return lines

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha import cost
-from toymha.bench import check_words, described, refuse_encoder, say
+from toymha.bench import refuse_encoder, say, sized
 from toymha.bench_plot import training_plot
 from toymha.bench_report import Results, in_short_of_step, training_text
-from toymha.config import Config
+from toymha.config import MODEL_KEYS, Config
 from toymha.device import arithmetic, pick_precision, set_up
 from toymha.machine import check_room, facts, memory_told, timed
 from toymha.model.attention import Attention
@@ -31,9 +31,11 @@ from toymha.optim import make_optimizers
 from toymha.options import BenchTrainOptions
 from toymha.roofline import STORED, Rates, measure_rates
 from toymha.seeds import stream
+from toymha.subjects import check_words, described
 
 WARM_UP = 2  # steps that are not counted: the first also makes the optimizer's moments
-TRAINING_KEYS = {"seq_len", "batch_size", "grad_accum", "optim"}  # that change a step, beside the model's
+# That change a step; a norm's epsilon is another number in the same place.
+TIMED = {*MODEL_KEYS, "seq_len", "batch_size", "grad_accum", "optim"} - {"norm_eps"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = Non
     Prints two tables and writes bench.jsonl, bench.svg and bench.png. The exit status: 130 where it was interrupted,
     which keeps the rows that were finished. Raises UserError, before anything is written, for what cannot be timed.
     """
-    check_words(words, TRAINING_KEYS, {})
-    models = [m for m in described(words, extra) if not refuse_encoder(m[0], m[1])]
+    check_words(words, TIMED, "of what is timed", {})
+    models = [m for m in sized(described(words, extra).points) if not refuse_encoder(m[0], m[1])]
     device, _ = set_up(replace(models[0][1], device=o.device, threads=o.threads, precision="fp32"))
     precisions = list(dict.fromkeys(pick_precision(p, device) for p in o.precision))
     cases = [

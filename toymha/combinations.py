@@ -40,8 +40,8 @@ def check(c: Config) -> None:
     if c.batch_size % c.grad_accum:
         refused = f"batch_size={c.batch_size} cannot be split into grad_accum={c.grad_accum} equal parts"
         raise UserError(f"{refused}; {_divisors(c.batch_size)}")
-    if c.name is not None and (not c.name or Path(c.name).is_absolute() or ".." in Path(c.name).parts):
-        raise UserError(f"name={c.name} must be a folder below output_dir={c.output_dir}")
+    if c.name is not None:
+        check_folder(c.name, c.output_dir)
     _check_encoder(c)
     _check_data(c.data)
     _check_optim(c.optim)
@@ -55,6 +55,12 @@ def check(c: Config) -> None:
         raise UserError(f"{what} looks at positions from the ninth on, so it needs seq_len=9 or more, not {c.seq_len}")
     if b.decode_tokens and not c.causal:
         raise UserError(f"budget.decode_tokens={b.decode_tokens} needs causal=true: nothing else can be cached")
+
+
+def check_folder(name: str, output_dir: str) -> None:
+    """Raises UserError for a `name` that is no folder below output_dir."""
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise UserError(f"name={name} must be a folder below output_dir={output_dir}")
 
 
 def _check_encoder(c: Config) -> None:

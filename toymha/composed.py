@@ -12,15 +12,16 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from toymha.config import GROUPS, conf_dir
 from toymha.data import store
+from toymha.provenance import version
 from toymha.schema import UserError
 
 Composed = tuple[dict[str, Any], dict[str, str]]
+FORMAT = 1  # of the files: raise it when what is kept in them, or how it is read, changes
 MADE_BY = ("hydra-core", "omegaconf", "pyyaml", "toymha")
 MOST_FILES = 2_000  # of a folder that is worth reading whole to save a composition
 RESOLVER = re.compile(rb"\$\{\s*[\w.]+\s*:")  # such as ${oc.env:HOME}: what it gives is in no file
@@ -36,12 +37,15 @@ def composed(words: Sequence[str], extra: Path | None = None, like: dict[str, An
     if name is None:
         return fresh(words, extra, like)
     path = store.cache_dir() / "composed" / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         checksum, _, body = path.read_bytes().partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() == checksum:
             values, made = json.loads(body)
-            return values, made
+            if isinstance(values, dict) and isinstance(made, dict):
+                return values, made
     values, made = fresh(words, extra, like)
+    if key(words, extra, like) != name:  # a file was changed meanwhile, and nobody knows which of the two was read
+        return values, made
     with contextlib.suppress(TypeError):  # bytes, which YAML has and JSON has not
         body = json.dumps([values, made]).encode()
         if json.loads(body) == [values, made]:  # not where a key of a table is a number
@@ -65,7 +69,7 @@ def key(words: Sequence[str], extra: Path | None, like: dict[str, Any] | None) -
                 return None
             contents.append([path.relative_to(root).as_posix(), hashlib.sha256(content).hexdigest()])
         contents.append(["", ""])  # where one folder ends
-    return store.digest([version(p) for p in MADE_BY], contents, list(words), like)
+    return store.digest(FORMAT, [version(p) for p in MADE_BY], contents, list(words), like)
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -32,6 +32,8 @@ class Continuation:
         self.tokens: list[int] = []
         self.logprob = 0.0  # of these tokens, by the model itself: before penalty, temperature and filters; nats
         self.stopped: str | None = None if most else "length"
+        self._opening: str | None = None  # once a token has come
+        self._text: tuple[tuple[int, str | None], str] = ((-1, None), "")  # for how many tokens, and the text of these
         self._cut: int | None = None  # where in the text a stop string begins
 
     def add(self, token: int) -> bool:
@@ -47,17 +49,27 @@ class Continuation:
 
     def opening(self) -> str:
         """The prompt as the tokenizer spells it, with what stands between it and the text."""
-        whole = self.tokenizer.decode([*self.prompt.ids, *self.tokens[:1]])
-        return whole.removesuffix(self.tokenizer.decode(self.tokens[:1])) if self.tokens else self._closed(whole)
+        if not self.tokens:
+            return self._closed(self.tokenizer.decode(self.prompt.ids))
+        if self._opening is None:
+            whole, first = (self.tokenizer.decode([*ids, self.tokens[0]]) for ids in (self.prompt.ids, []))
+            self._opening = whole.removesuffix(first)
+        return self._opening
 
     def text(self) -> str:
         """All that follows: without the stop string and what came with it, without the mark that ended it."""
+        state = (len(self.tokens), self.stopped)
+        if self._text[0] != state:  # asked for several times a token
+            self._text = (state, self._decoded())
+        return self._text[1][: self._cut]
+
+    def _decoded(self) -> str:
         said = self.tokens[:-1] if self.stopped == "end" else self.tokens
         if not said:
             return ""
         # Together with the prompt: whether a pair's words have spaces between them depends on what came before.
         whole = self._closed(self.tokenizer.decode([*self.prompt.ids, *said]))
-        return whole[len(self.opening()) :][: self._cut]
+        return whole[len(self.opening()) :]
 
     def certain(self) -> str:
         """The beginning of `text()` that no later token changes."""
@@ -92,6 +104,12 @@ class Continuation:
         return any(stop.startswith(tail) for stop in self.stops)
 
 
+def json_line(row: dict[str, object]) -> str:
+    """One JSON object, in letters that the reader of stdout knows."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(row, ensure_ascii=not utf8)
+
+
 class Lines:
     """Samples printed one after the other, in order, each when it is over and those before it are."""
 
@@ -104,9 +122,7 @@ class Lines:
             self.told += 1
 
     def line(self, sample: Continuation) -> str:
-        """One JSON object, in letters that the reader of stdout knows."""
-        utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        return json.dumps(sample.to_dict(), ensure_ascii=not utf8)
+        return json_line(sample.to_dict())
 
     def end_line(self) -> None:
         """What there is to do when it is interrupted."""

@@ -152,8 +152,9 @@ def activations(
     Counted are the tensors that autograd saves in the forward pass and the loss, each memory once: token numbers and
     targets (8 bytes each), what each normalisation and each matrix reads, queries, keys, values and heads' outputs,
     what the activation of the MLP reads and gives, and the log-probabilities. What normalisation keeps of its own and
-    the log-probabilities are fp32 in any precision. Not counted: weights, their copies and gradients, the optimizer,
-    masks, dropout (taken to be off), what is freed within the forward pass.
+    the log-probabilities are fp32 in any precision; RMSNorm keeps what PyTorch keeps of it on a CPU, where it is
+    made of single steps (another device's kernel may keep less). Not counted: weights, their copies and gradients, the
+    optimizer, masks, dropout (taken to be off), what is freed within the forward pass.
 
     `materialised`: the equation step by step, which keeps the T x T pattern of each head. Otherwise one fused kernel,
     which keeps one number a row of it (Dao et al. 2022, section 3.1).

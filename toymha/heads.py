@@ -19,7 +19,6 @@ from toymha.analysis.results import Study
 from toymha.analysis.study import PARTS, by_head, numbers, plain, study, subject
 from toymha.compose import experiment
 from toymha.console import quote
-from toymha.data.corpus import check_lengths, load_corpus
 from toymha.device import set_up
 from toymha.model.seq2seq import make_model
 from toymha.opened import Opened, open_run
@@ -27,6 +26,7 @@ from toymha.report import columns
 from toymha.runs import Run
 from toymha.schema import UserError, nearest
 from toymha.start import first_weights
+from toymha.train import check_data
 
 SCORES = ("previous", "begin", "entropy", "duplicate", "induction")  # of each head, in the terminal
 SIZES = {"tokens", "gate_steps", "rounds", "random_orders", "seed"}  # options that change what is measured
@@ -147,8 +147,7 @@ def open_model(o: Any, words: Sequence[str]) -> tuple[Opened, Path]:
     if len(points) > 1:
         raise UserError(f"heads looks at one untrained model, and these words describe {len(points)}")
     c = dataclasses.replace(points[0].config, device=o.device, threads=o.threads, precision="fp32")
-    corpus = load_corpus(c.data)
-    check_lengths(corpus, c.seq_len)
+    corpus = check_data(c)
     device, precision = set_up(c)
     model = make_model(c, corpus.tokenizer.vocab_size).to(device).eval()
     folder = Path(c.output_dir) / "heads" / f"{points[0].label},untrained" / f"seed={c.seed}"

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from toymha import cost
+from toymha.beam import write_targets
 from toymha.bench import decoding_speed, steady_tokens_per_s
 from toymha.config import PAIRED
 from toymha.console import Console
 from toymha.data.corpus import Corpus
+from toymha.data.pairs import pairs_of
 from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
 from toymha.evaluate import Score, attention_statistics, evaluate, looked_at, unigram_loss
@@ -26,7 +28,7 @@ from toymha.model.seq2seq import Seq2Seq
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
-from toymha.translate import all_ways, match, pairs_of, write_targets
+from toymha.translate import all_ways, match
 
 
 @dataclass
@@ -56,6 +58,10 @@ class Lab:
             self.console.warn(
                 "precision=bf16 on a CPU is fast only where the CPU has bf16 arithmetic; precision=auto knows"
             )
+        longest = self.corpus.splits["val"].longest
+        if self.writes and isinstance(self.model, GPT) and longest and longest > c.seq_len:
+            what = f"pairs of up to {longest} tokens do not fit seq_len={c.seq_len}"
+            self.console.warn(f"{what}; targets that are cut off count as wrong")
         where = f"{self.device}, {self.precision}, {torch.get_num_threads()} threads"
         data = f"{self.corpus.name}, {self.corpus.tokenizer.vocab_size} {self.corpus.tokenizer.kind} tokens"
         if c.start:

@@ -60,6 +60,11 @@ class Result:
         return tuple(self.value(k) for k in ("data.sha256", "data.tokenizer", "data.vocab_size"))
 
     @property
+    def predicts(self) -> str:
+        """What its loss is taken over: with an encoder targets alone, else every token, those of sources too."""
+        return "targets" if self.value("n_encoder_layer") else "everything"
+
+    @property
     def stalled(self) -> bool:
         """Whether it diverged, or ended no better than the frequencies of the tokens alone."""
         s = self.summary

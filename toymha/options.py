@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toymha.analysis.names import ORDERS
+from toymha.combinations import check_folder
 from toymha.help import COMPLETION
 from toymha.schema import UserError, key, nearest, word
 
@@ -187,6 +188,7 @@ class BenchOptions:
         check_items("batch", self.batch, low=1)
         check_items("cache", self.cache)
         check_items("precision", self.precision, ("auto", "fp32", "bf16"))
+        check_folder(self.name, self.output_dir)
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class BenchTrainOptions:
     def __post_init__(self) -> None:
         check_items("attention", self.attention, ("explicit", "fused"))
         check_items("precision", self.precision, ("auto", "fp32", "bf16"))
+        check_folder(self.name, self.output_dir)
 
 
 def check_items(name: str, values: Sequence[Any], choices: Sequence[str] = (), low: int | None = None) -> None:
@@ -227,6 +230,11 @@ class CostOptions:
     dtype: str = key("numbers of weights, cache and activations", choices=("fp32", "fp16", "bf16"), default="fp16")
     shapes: bool = key("walk a tensor through one attention layer, and print its shape after each step", default=False)
     json: bool = key("one JSON object a configuration instead of the table", default=False)
+
+    def __post_init__(self) -> None:
+        if self.compare is not None and not (self.compare and all(self.compare)):
+            asked = f"compare={','.join(self.compare)}"
+            raise UserError(f"{asked} must name models, such as compare=llama2_70b,llama2_70b_mha")
 
 
 @dataclass(frozen=True)

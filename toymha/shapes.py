@@ -1,14 +1,14 @@
 """The walk of a tensor through one attention layer, watched in the model itself.
 
 The model is built on torch's meta device, where tensors have shapes and no numbers, so that one of 70 billion
-parameters is built in a second. A mode listens to every torch function that its attention calls.
+parameters is built at once. A mode listens to every torch function that its attention calls.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,18 +45,26 @@ def walk(c: Config, vocab_size: int) -> dict[str, list[Step]]:
 
     With an encoder, the decoder's self-attention and its cross-attention, to a source as long.
     """
+    first = next((i for i in range(c.n_layer) if c.heads_of(i)), None)
+    if first is None:
+        return {}
     shape = (c.batch_size, c.seq_len)
     with torch.device("meta"), torch.no_grad():
-        model, idx_BT = make_model(c, vocab_size).eval(), torch.zeros(shape, dtype=torch.int64)
-        first = next((i for i in range(c.n_layer) if c.heads_of(i)), None)
-        if first is None:
-            return {}
-        model.blocks = model.blocks[: first + 1]  # nobody asks what comes after
+        model, idx_BT = make_model(short(c, first), vocab_size).eval(), torch.zeros(shape, dtype=torch.int64)
         watches = {"self-attention": watch(model.blocks[first].attn)}
         if c.crosses:
             watches["cross-attention"] = watch(model.blocks[first].cross)
         model(idx_BT, idx_BT) if isinstance(model, Seq2Seq) else model(idx_BT)
     return {kind: merged(w.steps) for kind, w in watches.items()}
+
+
+def short(c: Config, last: int) -> Config:
+    """The same model up to layer `last`, behind an encoder of one: nobody asks what the others do."""
+    kept = None if c.kept_heads is None else c.kept_heads[: last + 1]
+    if kept and all(len(heads) == c.n_head for heads in kept):  # which a configuration says by leaving it out
+        kept = None
+    n_encoder_layer = None if c.n_encoder_layer is None else 1
+    return replace(c, n_layer=last + 1, kept_heads=kept, n_encoder_layer=n_encoder_layer)
 
 
 def watch(attention: Any) -> Watch:

@@ -44,6 +44,10 @@ class Row:
     def texts(self) -> set[tuple[Any, ...]]:
         return {r.text for r in self.results}
 
+    @property
+    def predicts(self) -> set[str]:
+        return {r.predicts for r in self.results}
+
     def values(self, metric: Metric) -> dict[tuple[int, ...], float]:
         """Replicate -> the metric, on its scale."""
         found = {r.replicate: metric.of(r) for r in self.results}
@@ -117,10 +121,16 @@ class Table:
 
     @functools.cached_property
     def compared_in(self) -> list[Metric]:
-        """For each row what it is compared with its baseline in: the loss, or bits a character where their texts or
-        tokens differ."""
-        loss, bits = METRICS[f"{self.split}_loss"], metric("bits_per_char", self.split)
-        return [loss if len(row.texts | self.baseline(row).texts) < 2 else bits for row in self.rows]
+        """For each row what it is compared with its baseline in: the loss; bits a character where their texts or tokens
+        differ; the share of right targets where one predicts targets alone and the other sources too."""
+        loss, bits, exact = METRICS[f"{self.split}_loss"], *(metric(n, self.split) for n in ("bits_per_char", "exact"))
+
+        def of(row: Row, first: Row) -> Metric:
+            if len(row.predicts | first.predicts) > 1:
+                return exact
+            return loss if len(row.texts | first.texts) < 2 else bits
+
+        return [of(row, self.baseline(row)) for row in self.rows]
 
     @functools.cached_property
     def differences(self) -> list[dict[str, Any] | None]:
@@ -154,6 +164,8 @@ class Table:
                 "best_step_max": max(steps, default=None),
                 "perplexity": row.mean(self.split, "ppl"),
                 "bits_per_char": row.mean(self.split, "bits_per_char"),
+                "exact": row.mean("pairs", self.split, "greedy", "exact"),
+                "ser": row.mean("pairs", self.split, "greedy", "ser"),
                 "flops_per_token": row.mean("flops_per_token"),
                 "kv_bytes": row.mean("kv_bytes"),
                 "tokens_per_s": row.mean("tokens_per_s"),
@@ -174,9 +186,12 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The table as people read it, the head first."""
         head = ["parameters", "runs", f"{self.split} loss", "std", "best val", "at step", "perplexity", "bits/char"]
+        pairs = any(r["exact"] is not None for r in self.records())
+        head += ["exact", "symbol errors"] if pairs else []
         units = {m.unit for m, d in zip(self.compared_in, self.differences) if d} or {"nats"}
         mixed = len(units) > 1
-        what = "difference to" if mixed else "loss -" if "nats" in units else "bits/char -"
+        names = {"nats": "loss -", "bits": "bits/char -", "%": "exact (percentage points) -"}
+        what = "difference to" if mixed else names[min(units)]
         lines = [[*self.axes, *head, f"{what} baseline, 95 % interval"]]
         for row, r, m, d in zip(self.rows, self.records(), self.compared_in, self.differences):
             low, high = r["best_step_min"], r["best_step_max"]
@@ -187,7 +202,8 @@ class Table:
                 "-" if low is None else f"{low}" if low == high else f"{low}-{high}",
                 _num(row.mean(self.split, "ppl")),  # infinite where exp of the loss is, which a record cannot say
                 _num(r["bits_per_char"]),
-                _told(d) + (f" {m.unit}" if mixed and d and d["pairs"] else ""),
+                *("-" if r[k] is None else f"{r[k]:.1%}" for k in ("exact", "ser") if pairs),
+                _told(d, m) + (f" {m.unit_of_difference}" if mixed and d and d["pairs"] else ""),
             ]
             lines.append([*map(word, row.setting.values()), *cells])
         return lines
@@ -231,6 +247,10 @@ class Table:
         sizes = sorted({s for r in self.results if (s := r.summary.get("vocab_size"))})
         shown = f"vocabularies: {', '.join(map(str, sizes))}"
         apart = [row.name for row, m in zip(self.rows, self.compared_in) if m.name == "bits_per_char"]
+        other = [row.name for row, m in zip(self.rows, self.compared_in) if m.name == "exact"]
+        if other:
+            said = f"losses of targets alone stand beside losses of source and target: {'; '.join(other[:MOST_NAMES])}"
+            return [f"warning: {said}; compare exact, not loss, perplexity, bits/char or tokens/s"]
         if apart:
             names = "; ".join(apart[:MOST_NAMES]) + (f" and {len(apart) - MOST_NAMES} more" * (len(apart) > MOST_NAMES))
             said = f"other text or tokens than in the baseline ({shown}): {names}"
@@ -298,15 +318,16 @@ def columns(lines: list[list[str]], left: int) -> list[str]:
     return out
 
 
-def _told(d: dict[str, Any] | None) -> str:
+def _told(d: dict[str, Any] | None, m: Metric) -> str:
     if d is None:
         return "baseline"
     if not d["pairs"]:
         return "no pairs"
     if d["pairs"] < 2:
-        return f"{d['difference']:+.4f} (one seed: no interval)"
+        return f"{m.signed(m.told(d['difference']))} (one seed: no interval)"
     mark = " *" if d["p_holm"] < 0.05 else ""
-    return f"{d['difference']:+.4f} [{d['difference_low']:+.4f}, {d['difference_high']:+.4f}]{mark}"
+    mean, low, high = (m.signed(m.told(d[k])) for k in ("difference", "difference_low", "difference_high"))
+    return f"{mean} [{low}, {high}]{mark}"
 
 
 def _num(value: float | None) -> str:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha import cost
-from toymha.batches import check_pairs, draw
+from toymha.batches import Batch, check_pairs, draw
 from toymha.compose import Point
 from toymha.config import Config
 from toymha.console import Console
@@ -110,13 +110,7 @@ def train(
             batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
             if c.attn_dropout or c.resid_dropout:
                 torch.manual_seed(stream_seed(c.seed_of_data, "dropout", state["step"]))
-            loss = 0.0
-            for inputs, y_BT, share in batch.parts(c.grad_accum, device):
-                with arithmetic(precision, device):
-                    logits_BTV = forward(*inputs)
-                part = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten()) * share
-                part.backward()
-                loss += part.item()
+            loss = backward(forward, batch, c.grad_accum, device, precision)
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
             if not math.isfinite(loss + grad_norm):  # before it reaches the weights
                 rate = f"learning rate {c.optim.lr * factor:.3g}"
@@ -142,6 +136,18 @@ def train(
         if going:
             lab.finish(log)
     console.finish(run)
+
+
+def backward(forward: Any, batch: Batch, parts: int, device: torch.device, precision: str) -> float:
+    """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches."""
+    loss = 0.0
+    for inputs, y_BT, share in batch.parts(parts, device):
+        with arithmetic(precision, device):
+            logits_BTV = forward(*inputs)
+        part = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten()) * share
+        part.backward()
+        loss += part.item()
+    return loss
 
 
 def progress_of(c: Config, state: dict[str, Any]) -> float:

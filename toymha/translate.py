@@ -5,9 +5,7 @@ H heads, S source and T target positions, W sources (clusters of pairs), V vocab
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,10 +14,10 @@ from typing import Any
 import torch
 
 from toymha import prompts
-from toymha.beam import ROWS, Hypothesis, Reader, batches, room, write_targets
-from toymha.continuation import OUTPUTS, Continuation, Lines
+from toymha.beam import ROWS, Reader, batches, room, write_targets
+from toymha.continuation import OUTPUTS, Continuation, Lines, json_line
 from toymha.data.corpus import Split
-from toymha.data.pairs import edit_distance, most_frequent, pairs_of
+from toymha.data.pairs import edits_to_nearest, most_frequent, pairs_of
 from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
 from toymha.evaluate import evaluating, mean_and_error
@@ -31,8 +29,6 @@ from toymha.prompts import Prompt
 from toymha.sampling import Rules, choose, keep
 from toymha.schema import UserError
 from toymha.seeds import stream
-
-__all__ = ["Hypothesis", "Match", "all_ways", "generate_pairs", "match", "pairs_of", "write_targets"]
 
 MARGIN = 4  # tokens beyond the longest target: enough to see that a model does not stop
 
@@ -89,7 +85,7 @@ def match(
     for (source, times), [hypothesis] in zip(asked.items(), found, strict=True):
         hits.append(hypothesis.finished and hypothesis.tokens in right[source])
         written = hypothesis.tokens
-        wrong, size = min((0 if written == t else edit_distance(written, t), len(t)) for t in right[source])
+        wrong, size = edits_to_nearest(written, right[source])
         edits, symbols = edits + times * wrong, symbols + times * size
     times_W = torch.tensor(list(asked.values()), dtype=torch.float64)
     exact, se = mean_and_error(torch.tensor(hits) * times_W, times_W)
@@ -141,9 +137,9 @@ def refuse(o: GenerateOptions) -> None:
         return
     if o.temperature:
         raise UserError(f"beam={o.beam} looks for the most likely target: it needs temperature=0, not {o.temperature}")
-    unused = {"top_k": None, "top_p": None, "min_p": None, "repetition_penalty": 1, "num_samples": 1}
-    for name, value in unused.items():
-        if getattr(o, name) not in (value, 0):
+    off = {"top_k": (None, 0), "top_p": (None, 1), "min_p": (None, 0), "repetition_penalty": (1,), "num_samples": (1,)}
+    for name, values in off.items():
+        if getattr(o, name) not in values:
             raise UserError(f"{name}={getattr(o, name)} is for samples, and beam={o.beam} draws none")
 
 
@@ -174,7 +170,7 @@ def print_beams(o: GenerateOptions, opened: Opened, by: UnitTokenizer, given: li
         separator=by.separator,
         end=by.begin,
         vocab_size=by.vocab_size,
-        length=o.max_new_tokens,
+        length=max(0, o.max_new_tokens - 1),  # beside the mark that ends a target, which is a token too
         width=o.beam,
     )
     for p, hypotheses in zip(given, found, strict=True):
@@ -185,11 +181,11 @@ def print_beams(o: GenerateOptions, opened: Opened, by: UnitTokenizer, given: li
             if o.output == "text":
                 print(f"{rank:>4}  {probability:<9.3g} {h.logp:>8.3f}  {text}" + " ..." * (not h.finished))
                 continue
-            ended = {"tokens": [*h.tokens, by.begin], "stopped": "end"}
-            row = {"prompt": p.text, "text": text, "tokens": h.tokens, "stopped": "length", "rank": rank}
-            row |= ended if h.finished else {}
-            utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"  # what the reader of stdout knows
-            print(json.dumps(row | {"logprob": h.logp, "probability": probability}, ensure_ascii=not utf8))
+            tokens = [*h.tokens, by.begin] if h.finished else h.tokens
+            full = len(h.tokens) + 1 < o.max_new_tokens  # the context, before the length was reached
+            stopped = "end" if h.finished else "context" if full else "length"
+            row = {"prompt": p.text, "text": text, "tokens": tokens, "stopped": stopped, "rank": rank}
+            print(json_line(row | {"logprob": h.logp, "probability": probability}))
 
 
 def sample_targets(o: GenerateOptions, opened: Opened, by: UnitTokenizer, given: list[Prompt]) -> None:
@@ -225,7 +221,7 @@ def draw(
 ) -> None:
     """One token more for each sample, then again, until all are over. `length`: tokens of each that the model reads.
     `tell` is called after each round."""
-    rules = Rules(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty)
+    rules = Rules.of(o)
     by = live[0].tokenizer
     seen_RV = torch.zeros(len(live), by.vocab_size, dtype=torch.bool)
     with evaluating(model), torch.inference_mode():

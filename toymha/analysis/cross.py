@@ -19,13 +19,12 @@ from toymha.analysis.plots import MOST_TOKENS, visible
 from toymha.analysis.results import Head
 from toymha.beam import write_targets
 from toymha.data.corpus import Corpus, Split
-from toymha.data.pairs import pair_rows
+from toymha.data.pairs import pair_rows, pairs_of
 from toymha.data.units import SPACE, UnitTokenizer
 from toymha.evaluate import attentions, evaluating
 from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened
 from toymha.schema import UserError, word
-from toymha.translate import pairs_of
 
 PAIRS = 256  # that heads are measured on
 BATCH = 32  # of them at a time

@@ -58,10 +58,12 @@ def folder_of_runs(o: Any) -> int:
     Raises UserError where no run is finished.
     """
     report = Report.load(o.run)
-    done = [(row, [r for r in row.results if r.done]) for row in report.table.rows]
+    done = [(row, [r for r in row.results if r.done and not r.value("n_encoder_layer")]) for row in report.table.rows]
     done = [(row, results) for row, results in done if results]
+    if across := sum(bool(r.value("n_encoder_layer")) for row in report.table.rows for r in row.results):
+        print(f"toymha: note: {across} runs with an encoder are left out; look at each by itself", file=sys.stderr)
     if not done:
-        raise UserError(f"run={o.run}: none of its runs is finished")
+        raise UserError(f"run={o.run}: none of its runs without an encoder is finished")
     if o.probe:
         first = open_run(
             str(done[0][1][0].path), weights=o.weights, device=o.device, precision="fp32", threads=o.threads

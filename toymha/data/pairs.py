@@ -52,6 +52,11 @@ def edit_distance(a: Sequence[int] | str, b: Sequence[int] | str) -> int:
     return row[-1]
 
 
+def edits_to_nearest(written: Sequence[int], right: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Edits to the nearest of several right targets, and the symbols of that one."""
+    return min((0 if written == t else edit_distance(written, t), len(t)) for t in right)
+
+
 def most_frequent(train: Split, split: Split) -> dict[str, float] | None:
     """How far one gets without context: the target token that stood most often in the place of each source token.
 
@@ -71,7 +76,7 @@ def most_frequent(train: Split, split: Split) -> dict[str, float] | None:
     exact = edits = symbols = pairs = 0
     for source_key, found in right.items():
         read, times = reading_V[list(source_key[1:])].tolist(), len(found)
-        wrong, size = min((0 if read == t else edit_distance(read, t), len(t)) for t in found)
+        wrong, size = edits_to_nearest(read, found)
         exact, pairs = exact + times * (wrong == 0), pairs + times
         edits, symbols = edits + times * wrong, symbols + times * size
     return {"exact": exact / pairs, "ser": edits / symbols}

@@ -118,8 +118,8 @@ def of_file(content: str, data: Data) -> str:
                 raise UserError(f"{where} has an empty {side}: {_shown(line)}")
             if unit == "word" and (marks := {BEGIN, TO} & set(split(part, unit))):
                 raise UserError(f"{where} holds {min(marks)}, which is a mark of toymha's and cannot be a word")
-        source, target = (part.strip() if unit == "char" else " ".join(part.split()) for (_, unit), part in zip(sides, pair))
-        found[source, target] = None
+        kept = [part.strip() if unit == "char" else " ".join(part.split()) for (_, unit), part in zip(sides, pair)]
+        found[kept[0], kept[1]] = None
     return shuffled(list(found), data.text_seed or 0)
 
 

@@ -30,6 +30,7 @@ class LayerCache:
         """As `KVCache.select`; only what is filled is copied."""
         for name in ("k_BGSD", "v_BGSD"):
             x_BGSD = getattr(self, name)
+            rows_B = rows_B.to(x_BGSD.device)
             if len(rows_B) > len(x_BGSD):
                 setattr(self, name, x_BGSD[rows_B])
             else:

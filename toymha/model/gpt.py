@@ -125,10 +125,13 @@ class Transformer(nn.Module):
                 std /= math.sqrt(writes[stack])
             p.copy_(torch.randn(p.shape, generator=stream(c.seed_of_init, "init", name)) * std)
 
-    def read(self, idx_BT: Tensor, past: int = 0, padding_B: Tensor | None = None) -> tuple[Tensor, Place]:
+    def read(
+        self, idx_BT: Tensor, past: int = 0, padding_B: Tensor | None = None, sliding: bool = False
+    ) -> tuple[Tensor, Place]:
         """idx_BT, the tokens from number `past` on -> the stream before the first block, x_BTC, and where they stand.
 
-        Row b begins with padding_B[b] tokens that are none; positions count from the first that is one.
+        Row b begins with padding_B[b] tokens that are none; positions count from the first that is one. Where the
+        context slides, rotary positions have no end.
         """
         T, x_BTC = idx_BT.shape[1], self.embed(idx_BT)
         here: slice | Tensor = slice(past, past + T)
@@ -142,7 +145,7 @@ class Transformer(nn.Module):
             x_BTC = x_BTC * math.sqrt(x_BTC.shape[-1]) + self.sinusoid_TC[here]
         rope = None
         if self.pos == "rope":
-            if past + T > len(self.cos_TD):
+            if sliding and past + T > len(self.cos_TD):
                 self.turn(2 * (past + T))
             rope = (self.cos_TD[here], self.sin_TD[here])
             if padding_B is not None:  # one row of angles for all heads
@@ -191,7 +194,7 @@ class GPT(Transformer):
             return self.norm(x_BTC)
         cache.check(idx_BT)
         past, T, window = cache.length, idx_BT.shape[1], cache.window
-        x_BTC, place = self.read(idx_BT, past, cache.padding_B)
+        x_BTC, place = self.read(idx_BT, past, cache.padding_B, window is not None)
         place = place._replace(window=window)
         if cache.padding_B is not None:
             first = 0 if window is None else max(0, past - window + 1)  # of the keys that the layers hand out
