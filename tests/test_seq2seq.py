@@ -15,6 +15,7 @@ from conftest import built as moved
 from torch import nn
 
 from toymha.config import Config
+from toymha.device import arithmetic
 from toymha.model.attention import Attention
 from toymha.model.seq2seq import Seq2Seq, make_model
 from toymha.schema import UserError
@@ -70,6 +71,39 @@ def test_a_later_target_token_changes_no_earlier_logit(path, words):
         after = model(source, torch.cat((x[:, :t], (x[:, t:] + 1) % VOCAB), dim=1))
         assert torch.equal(after[:, :t], before[:, :t])
         assert (after[:, t] != before[:, t]).any(-1).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@torch.inference_mode()
+def test_huge_scores_let_nothing_through(path, precision):
+    """The same with scores of 1e5 in every attention, in both arithmetics, with and without a cache."""
+    model, source, x = built("n_kv_head=2"), sources(), tokens(B=3)
+    for block in [*model.encoder, *model.blocks]:
+        for attn in (block.attn, *([block.cross] if hasattr(block, "cross") else [])):
+            attn.w_q.weight *= 1000
+            attn.w_k.weight *= 1000
+    with arithmetic(precision, torch.device("cpu")):
+        whole, cached = model(source, x), read(model, source, x)
+        assert whole.isfinite().all()
+        for t in (1, 8, 15):
+            other = torch.cat((x[:, :t], (x[:, t:] + 1) % VOCAB), dim=1)
+            assert torch.equal(model(source, other)[:, :t], whole[:, :t])
+            assert torch.equal(read(model, source, other)[:, :t], cached[:, :t])
+
+
+def read(model, source, x):
+    """logits_BTV in calls of 6 and 10 tokens."""
+    cache = model.make_cache(source)
+    return torch.cat([model.decode(part, cache) for part in x.split([6, 10], dim=1)], dim=1)
+
+
+def test_writes_begin_as_small_as_there_are_many():
+    """GPT-2's recipe: 0.02 over the root of the number of writes, 3 a decoder block, 2 an encoder block."""
+    model = make_model(config("dim=64 n_layer=4 n_head=2"), VOCAB)
+    for block, writes in ((model.blocks[1], 12), (model.encoder[1], 4)):
+        names = ["attn", "cross"] if block in model.blocks else ["attn"]
+        for w in (*(getattr(block, name).w_o for name in names), block.mlp.down):
+            assert w.weight.std().item() == pytest.approx(0.02 / math.sqrt(writes), rel=0.05)
 
 
 @pytest.mark.parametrize("words", CONFIGS)

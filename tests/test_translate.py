@@ -360,9 +360,6 @@ def test_what_is_memorised_is_written(words):
         match(model, split, 9, poll=stop)
 
 
-# Maps
-
-
 # toymha generate
 
 
