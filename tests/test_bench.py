@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
-from toymha import bench, bench_report, bench_train, cost, machine, roofline
+from toymha import cost
 from toymha.model.attention import Attention
 from toymha.options import BenchOptions, BenchTrainOptions
-from toymha.roofline import Rates, Work, decoding, judge, reading
 from toymha.schema import UserError, build
+from toymha.timing import bench, bench_report, bench_train, machine, roofline
+from toymha.timing.roofline import Rates, Work, decoding, judge, reading
 
 CPU = torch.device("cpu")
 TINY = ["data=pydoc", "n_layer=1", "dim=16", "n_head=2", "vocab_size=200"]

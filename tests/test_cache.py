@@ -14,14 +14,15 @@ import pytest
 import torch
 from conftest import ENCODERS, MODELS, PRUNED, VOCAB, built, make, tokens
 
-from toymha import bench, cost
+from toymha import cost
 from toymha.device import arithmetic
-from toymha.generate import sample
+from toymha.generation.generate import sample
+from toymha.generation.sampling import choose
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
-from toymha.sampling import choose
 from toymha.schema import UserError
 from toymha.seeds import stream
+from toymha.timing import bench
 
 CPU = torch.device("cpu")
 SPLITS = [[16], [1] * 16, [5, 1, 10], [3, 3, 10], [15, 1]]

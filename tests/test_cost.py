@@ -12,13 +12,14 @@ from conftest import FILES, PRUNED, VOCAB, built, make, tokens
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from toymha import bench, cost
+from toymha import cost
 from toymha.compose import points
 from toymha.console import Console
 from toymha.model.attention import Attention
 from toymha.model.seq2seq import Seq2Seq, make_model
 from toymha.schema import UserError
 from toymha.stop import Stop
+from toymha.timing import bench
 from toymha.train import train_point
 
 

@@ -21,12 +21,12 @@ from toymha.analysis.capture import capture
 from toymha.cli import main
 from toymha.compose import points
 from toymha.console import Console
-from toymha.continuation import Continuation
 from toymha.data.tokenizer import ByteTokenizer, CharTokenizer
-from toymha.decoding import steps
-from toymha.generate import sample, unescaped
-from toymha.prompts import Prompt
-from toymha.sampling import Rules
+from toymha.generation.continuation import Continuation
+from toymha.generation.decoding import steps
+from toymha.generation.generate import sample, unescaped
+from toymha.generation.prompts import Prompt
+from toymha.generation.sampling import Rules
 from toymha.schema import UserError
 from toymha.stop import Stop
 
@@ -553,7 +553,7 @@ def test_a_trace_is_written(trained, toymha, monkeypatch):
     run = trained("data=pydoc")
     words = [f"run={run}", "prompt=for", "max_new_tokens=6", "temperature=0"]
     told = []
-    from toymha import trace
+    from toymha.generation import trace
 
     monkeypatch.setattr(trace, "write_trace", lambda *args: told.append(args) or [run / "trace" / "trace.html"])
     code, out, err = toymha(*words, "trace=true")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from toymha import bench, predict, reproduce, runs
+from toymha import predict, reproduce, runs
 from toymha.cli import COMMANDS, main
 from toymha.compose import experiment
 from toymha.runs import find
 from toymha.schema import build
+from toymha.timing import bench
 
 TINY = "data=pydoc n_layer=1 dim=16 seq_len=16 batch_size=4 budget.steps=4 budget.eval_tokens=64 seed=0,1".split()
 SMALL = ("tied", "w_o", "w_o_parameters", "heads_tuned")  # the statements that are trained here

@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from toymha.sampling import Rules, choose, keep, min_p, penalise, temper, top_k, top_p
+from toymha.generation.sampling import Rules, choose, keep, min_p, penalise, temper, top_k, top_p
 from toymha.schema import UserError
 from toymha.seeds import stream
 

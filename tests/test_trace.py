@@ -16,15 +16,16 @@ import pytest
 import torch
 from conftest import PRUNED, VOCAB, built, make
 
-from toymha import cost, trace_page, trace_text
+from toymha import cost
 from toymha.analysis.capture import capture
 from toymha.analysis.plots import columns
 from toymha.data.tokenizer import ByteTokenizer, CharTokenizer, WordTokenizer
-from toymha.decoding import Step, steps
+from toymha.generation import trace_page, trace_text
+from toymha.generation.decoding import Step, steps
+from toymha.generation.sampling import Rules, keep
+from toymha.generation.trace import REMOVERS, candidates_of, removed_by, row_names, rules, trace_of, write_trace
+from toymha.generation.trace_text import bar, percent, under, wrapped
 from toymha.options import GenerateOptions
-from toymha.sampling import Rules, keep
-from toymha.trace import REMOVERS, candidates_of, removed_by, row_names, rules, trace_of, write_trace
-from toymha.trace_text import bar, percent, under, wrapped
 
 NASTY = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--", "{{ 7 * 7 }}", "'\"&amp;", "a"]
 PROBABILITIES = [0.5, 0.25, 0.125, 0.125]

@@ -10,14 +10,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from toymha import bench, lab, runs, train
+from toymha import lab, runs, train
 from toymha.compose import points
 from toymha.console import Console
 from toymha.evaluate import evaluate
-from toymha.generate import sample
+from toymha.generation.generate import sample
 from toymha.model.gpt import GPT
 from toymha.schema import UserError
 from toymha.stop import Interrupted, Stop
+from toymha.timing import bench
 
 TINY = [
     "n_layer=1",

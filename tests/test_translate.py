@@ -18,16 +18,16 @@ import torch
 import torch.nn.functional as F
 from conftest import make
 
-from toymha import beam, translate
-from toymha.beam import Hypothesis, likeliest, room, search, write_targets
 from toymha.data.corpus import Split
 from toymha.data.units import PairTokenizer
 from toymha.device import arithmetic
+from toymha.generation import beam, translate
+from toymha.generation.beam import Hypothesis, likeliest, room, search, write_targets
+from toymha.generation.translate import Match, generate_pairs, match
 from toymha.model.attention import Attention
 from toymha.model.seq2seq import make_model
 from toymha.options import GenerateOptions
 from toymha.schema import UserError, build
-from toymha.translate import Match, generate_pairs, match
 
 KINDS = ["n_encoder_layer=2", "n_kv_head=2", "pos=learned", "n_encoder_layer=1 n_kv_head=1 norm_position=post"]
 END, TO = 0, 1  # ids of the marks

@@ -155,7 +155,7 @@ def heads(words: list[str], flags: Flags) -> int:
 
 def generate(words: list[str], flags: Flags) -> int:
     """Text from a finished run."""
-    from toymha.generate import generate_run
+    from toymha.generation.generate import generate_run
 
     return generate_run(options("generate", words, flags))
 
@@ -164,7 +164,7 @@ def bench(words: list[str], flags: Flags) -> int:
     """Prefill and decoding, measured."""
     forgot_run(words)
     o, rest = own_and_rest(BenchOptions, words, flags)
-    from toymha.bench import bench as measure
+    from toymha.timing.bench import bench as measure
 
     return measure(o, rest, flags.config_dir)
 
@@ -172,7 +172,7 @@ def bench(words: list[str], flags: Flags) -> int:
 def bench_train(words: list[str], flags: Flags) -> int:
     """A step of training, measured."""
     o, rest = own_and_rest(BenchTrainOptions, words, flags)
-    from toymha.bench_train import bench_train as measure
+    from toymha.timing.bench_train import bench_train as measure
 
     return measure(o, rest, flags.config_dir)
 

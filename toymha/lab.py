@@ -12,8 +12,6 @@ from typing import Any
 import torch
 
 from toymha import cost
-from toymha.beam import write_targets
-from toymha.bench import decoding_speed, steady_tokens_per_s
 from toymha.config import PAIRED
 from toymha.console import Console
 from toymha.data.corpus import Corpus
@@ -21,14 +19,16 @@ from toymha.data.pairs import pairs_of
 from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
 from toymha.evaluate import Score, attention_statistics, evaluate, looked_at, unigram_loss
-from toymha.generate import sample
+from toymha.generation.beam import write_targets
+from toymha.generation.generate import sample
+from toymha.generation.translate import all_ways, match
 from toymha.log import Log, learned
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
-from toymha.translate import all_ways, match
+from toymha.timing.bench import decoding_speed, steady_tokens_per_s
 
 
 @dataclass

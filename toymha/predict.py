@@ -152,10 +152,10 @@ def shortened(p: Point, folder: str, threads: int) -> Point:
 def trial(point: Point, stop: Any) -> Pace | str:
     """In a worker: the pace of one point, or what went wrong."""
     from toymha.analysis.study import heads_of_run
-    from toymha.bench import decoding_speed
     from toymha.device import set_up
     from toymha.model.gpt import GPT
     from toymha.stop import Interrupted
+    from toymha.timing.bench import decoding_speed
     from toymha.train import check_data, train_point
 
     c = point.config

@@ -13,7 +13,6 @@ from toymha import cost, runs
 from toymha.analysis.capture import heads_of
 from toymha.analysis.importance import importance, order_of
 from toymha.analysis.results import Head
-from toymha.bench import decode_tokens_per_s
 from toymha.compose import Point, folder_name
 from toymha.config import Config
 from toymha.console import quote
@@ -24,6 +23,7 @@ from toymha.report import columns
 from toymha.runs import Run
 from toymha.schema import UserError, nearest
 from toymha.seeds import stream
+from toymha.timing.bench import decode_tokens_per_s
 
 BATCH = 8  # sequences that decoding is timed with
 TURNS = 5  # times that each model is timed

@@ -10,10 +10,10 @@ from toymha.config import Data
 from toymha.console import pairs_table, parts_table, score_line
 from toymha.device import arithmetic
 from toymha.evaluate import evaluate
+from toymha.generation.translate import all_ways
 from toymha.opened import open_run
 from toymha.runs import Run
 from toymha.schema import UserError, build
-from toymha.translate import all_ways
 
 
 def score_run(o: Any) -> str:

@@ -21,7 +21,6 @@ from toymha.data.corpus import Corpus, check_lengths, load_corpus
 from toymha.device import arithmetic, set_up
 from toymha.lab import Lab
 from toymha.log import Log
-from toymha.machine import check_room
 from toymha.model.seq2seq import make_model
 from toymha.optim import lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
@@ -29,6 +28,7 @@ from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
 from toymha.start import first_weights
 from toymha.stop import Interrupted, Stop
+from toymha.timing.machine import check_room
 
 TRAINING_BYTES = 16  # a parameter: itself, its gradient and two moments, each in fp32
 

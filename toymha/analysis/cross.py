@@ -17,11 +17,11 @@ from torch import Tensor
 from toymha import cost
 from toymha.analysis.plots import MOST_TOKENS, visible
 from toymha.analysis.results import Head
-from toymha.beam import write_targets
 from toymha.data.corpus import Corpus, Split
 from toymha.data.pairs import pair_rows, pairs_of
 from toymha.data.units import SPACE, UnitTokenizer
 from toymha.evaluate import attentions, evaluating
+from toymha.generation.beam import write_targets
 from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened
 from toymha.schema import UserError, word

@@ -19,19 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha import cost
-from toymha.bench import refuse_encoder, say, sized
-from toymha.bench_plot import training_plot
-from toymha.bench_report import Results, in_short_of_step, training_text
 from toymha.config import MODEL_KEYS, Config
 from toymha.device import arithmetic, pick_precision, set_up
-from toymha.machine import check_room, facts, memory_told, timed
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
 from toymha.optim import make_optimizers
 from toymha.options import BenchTrainOptions
-from toymha.roofline import STORED, Rates, measure_rates
 from toymha.seeds import stream
 from toymha.subjects import check_words, described
+from toymha.timing.bench import refuse_encoder, say, sized
+from toymha.timing.bench_plot import training_plot
+from toymha.timing.bench_report import Results, in_short_of_step, training_text
+from toymha.timing.machine import check_room, facts, memory_told, timed
+from toymha.timing.roofline import STORED, Rates, measure_rates
 
 WARM_UP = 2  # steps that are not counted: the first also makes the optimizer's moments
 # That change a step; a norm's epsilon is another number in the same place.

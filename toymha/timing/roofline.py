@@ -18,7 +18,7 @@ import torch
 from toymha import cost
 from toymha.config import Config
 from toymha.device import arithmetic
-from toymha.machine import last_cache, synchronize
+from toymha.timing.machine import last_cache, synchronize
 
 STORED = 4  # bytes of a weight: they are fp32 in either precision, and autocast makes its copies from them
 OVERHEAD = 0.3  # of the nearer bound: a phase that reaches less than this share waits for something else

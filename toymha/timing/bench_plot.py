@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from toymha import runs
-from toymha.bench_report import Row
 from toymha.plots import COLOURS, GRID, INK, QUIET, styled
-from toymha.roofline import Rates
 from toymha.subjects import amount
+from toymha.timing.bench_report import Row
+from toymha.timing.roofline import Rates
 
 PANEL = (4.4, 3.6)  # inches
 MARKS = "osD^v<>P"

@@ -19,24 +19,24 @@ import torch
 from torch import Tensor
 
 from toymha import cost, runs
-from toymha.bench_plot import inference_plot
-from toymha.bench_report import Results, in_short, inference_text
 from toymha.compose import Point
 from toymha.config import MODEL_KEYS, Config
 from toymha.data import tokenizer
 from toymha.data.corpus import load_corpus
 from toymha.device import arithmetic, pick_precision, set_up
 from toymha.evaluate import evaluating
-from toymha.machine import Timing, check_room, facts, memory_told, timed
-from toymha.machine import synchronize as synchronize
 from toymha.model.cache import KVCache
 from toymha.model.gpt import GPT
 from toymha.options import BenchOptions
-from toymha.roofline import STORED, Rates, Work, decoding, judge, measure_rates, reading
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.seeds import stream
 from toymha.subjects import check_words, described
+from toymha.timing.bench_plot import inference_plot
+from toymha.timing.bench_report import Results, in_short, inference_text
+from toymha.timing.machine import Timing, check_room, facts, memory_told, timed
+from toymha.timing.machine import synchronize as synchronize
+from toymha.timing.roofline import STORED, Rates, Work, decoding, judge, measure_rates, reading
 
 # The keys that change how long inference takes: nothing is dropped, and an epsilon is another number in the same place.
 TIMED = {*MODEL_KEYS, "seq_len"} - {"attn_dropout", "resid_dropout", "norm_eps"}

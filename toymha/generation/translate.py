@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from toymha import prompts
-from toymha.beam import ROWS, Reader, batches, room, write_targets
-from toymha.continuation import OUTPUTS, Continuation, Lines, json_line
 from toymha.data.corpus import Split
 from toymha.data.pairs import edits_to_nearest, most_frequent, pairs_of
 from toymha.data.units import UnitTokenizer
 from toymha.device import arithmetic
 from toymha.evaluate import evaluating, mean_and_error
+from toymha.generation import prompts
+from toymha.generation.beam import ROWS, Reader, batches, room, write_targets
+from toymha.generation.continuation import OUTPUTS, Continuation, Lines, json_line
+from toymha.generation.prompts import Prompt
+from toymha.generation.sampling import Rules, choose, keep
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened
 from toymha.options import GenerateOptions
-from toymha.prompts import Prompt
-from toymha.sampling import Rules, choose, keep
 from toymha.schema import UserError
 from toymha.seeds import stream
 

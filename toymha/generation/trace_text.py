@@ -11,7 +11,7 @@ from toymha.analysis.plots import cut
 from toymha.table import columns
 
 if TYPE_CHECKING:
-    from toymha.trace import Candidate, Look, Trace, View
+    from toymha.generation.trace import Candidate, Look, Trace, View
 
 WIDTH = 88  # of a line
 BAR = 20  # of a bar for a probability of 1

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from toymha.analysis.capture import listening
 from toymha.evaluate import evaluating
+from toymha.generation.sampling import Rules, choose, keep
 from toymha.model.cache import KVCache
 from toymha.model.gpt import GPT
-from toymha.sampling import Rules, choose, keep
 from toymha.schema import UserError
 from toymha.seeds import stream
 

@@ -16,16 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toymha import cost, runs, sampling
+from toymha import cost, runs
 from toymha.config import Config
+from toymha.generation import sampling
+from toymha.generation.sampling import Rules
+from toymha.generation.trace_page import facts_of
+from toymha.generation.trace_text import text_of
 from toymha.page import render
-from toymha.sampling import Rules
 from toymha.schema import word
-from toymha.trace_page import facts_of
-from toymha.trace_text import text_of
 
 if TYPE_CHECKING:
-    from toymha.decoding import Step
+    from toymha.generation.decoding import Step
     from toymha.opened import Opened
     from toymha.options import GenerateOptions
 

@@ -6,16 +6,16 @@ import re
 import sys
 import time
 
-from toymha import prompts
 from toymha.console import quote
-from toymha.continuation import OUTPUTS, Continuation
-from toymha.decoding import Step, check_overflow, steps
 from toymha.device import arithmetic
+from toymha.generation import prompts
+from toymha.generation.continuation import OUTPUTS, Continuation
+from toymha.generation.decoding import Step, check_overflow, steps
+from toymha.generation.sampling import Rules
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened, open_run
 from toymha.options import GenerateOptions
-from toymha.sampling import Rules
 from toymha.schema import UserError
 
 __all__ = ["Step", "generate_run", "sample", "steps"]
@@ -38,7 +38,7 @@ def generate_run(o: GenerateOptions) -> int:
     opened = open_run(o.run, weights=o.weights, device=o.device, precision=o.precision, threads=o.threads)
     pairs = opened.corpus.splits["train"].separators is not None
     if isinstance(opened.model, Seq2Seq) or (pairs and o.beam > 1):
-        from toymha.translate import generate_pairs
+        from toymha.generation.translate import generate_pairs
 
         return generate_pairs(o, opened)
     if o.beam > 1:
@@ -56,7 +56,7 @@ def generate_run(o: GenerateOptions) -> int:
     if o.output == "text" and sys.stderr.isatty():
         print(f"{tokens:,} tokens in {seconds:.2f} s, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
     if o.trace and opened.run is not None:
-        from toymha.trace import write_trace
+        from toymha.generation.trace import write_trace
 
         for path in write_trace(opened, o, samples[0].prompt.ids, traced, opened.run.path / "trace"):
             print(f"trace  {quote(path)}", file=sys.stderr)

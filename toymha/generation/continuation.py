@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from toymha.data.vocabulary import Tokenizer
-from toymha.prompts import Prompt
+from toymha.generation.prompts import Prompt
 
 CUT = "\ufffd"  # how bytes that are no whole character, or not yet, are decoded
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from toymha.console import quote
-from toymha.roofline import OVERHEAD, Rates
 from toymha.schema import UserError
 from toymha.subjects import amount, number
 from toymha.table import columns
+from toymha.timing.roofline import OVERHEAD, Rates
 
 Row = dict[str, Any]
 

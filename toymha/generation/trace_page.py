@@ -14,14 +14,14 @@ from markupsafe import Markup
 
 from toymha.analysis import plots
 from toymha.analysis.probe_plots import DASH, Axis, Line, lines
+from toymha.generation.trace_text import percent, removed
 from toymha.pictures import Picture
 from toymha.plots import COLOURS, Style
-from toymha.trace_text import percent, removed
 
 if TYPE_CHECKING:
-    from toymha.trace import Trace
+    from toymha.generation.trace import Trace
 
-SCRIPT = Path(__file__).parent / "templates" / "trace.js"
+SCRIPT = Path(__file__).parent.parent / "templates" / "trace.js"
 FARTHEST = 2000  # tokens of the prompt that are shown, the last ones
 ROOM = 1_000_000  # weights of attention: a byte each, and three bytes take four letters
 UNITS = 255  # of the square root of a weight: small weights are as legible as large ones
