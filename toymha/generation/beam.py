@@ -191,6 +191,6 @@ def likeliest(logits_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if tied_R.any():
         token_RK[tied_R, :k] = logits_RV[tied_R].sort(dim=1, descending=True, stable=True).indices[:, :k]
     token_RK = token_RK[:, :k].sort(dim=1).values
-    # In double only what is compared: one number less in each row keeps the order that single precision would blur.
-    logp_RK = logits_RV.gather(1, token_RK).cpu().double() - logits_RV.logsumexp(1, keepdim=True).cpu().double()
-    return logp_RK, token_RK.cpu()
+    # In double: single precision would make equals of logits that are not.
+    exact_RV = logits_RV.cpu().double()
+    return exact_RV.log_softmax(1).gather(1, token_RK.cpu()), token_RK.cpu()

@@ -19,6 +19,7 @@ from toymha.model.cache import LayerCache
 from toymha.model.parts import Place, rotate, visible
 
 NOWHERE = Place()
+KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
 
 
 class Attention(nn.Module):
@@ -166,19 +167,24 @@ class Attention(nn.Module):
 class CrossAttention(Attention):
     """Queries from the decoder's stream, keys and values from the encoder's output (Vaswani et al. 2017, 3.2.3).
 
-    Positions are what the two streams tell; rotary ones are distances within one text, and there are two here.
+    With rotary positions a score depends on how far the place in the target is from that in the source, each counted
+    from its own beginning.
     """
 
     def __init__(self, c: Config, layer: int = 0) -> None:
         super().__init__(c, layer, causal=False)
 
-    def keys_values(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
-        """The encoder's output -> k_BGSD, v_BGSD, which serve every token of the target."""
-        return self.split_heads(self.w_k(memory_BSC), self.D), self.split_heads(self.w_v(memory_BSC), self.Dv)
+    def keys_values(self, memory_BSC: Tensor, place: Place = NOWHERE) -> KV:
+        """The encoder's output -> k_BGSD, v_BGSD, which serve every token of the target. `place`: of the source."""
+        k_BGSD, v_BGSD = self.split_heads(self.w_k(memory_BSC), self.D), self.split_heads(self.w_v(memory_BSC), self.Dv)
+        return (k_BGSD if place.rope is None else rotate(k_BGSD, *place.rope)), v_BGSD
 
-    def forward(self, x_BTC: Tensor, kv: tuple[Tensor, Tensor], seen_BS: Tensor) -> Tensor:  # type: ignore[override]
-        """x_BTC -> what this layer adds to the decoder's stream. seen_BS: bool, which source positions are there."""
-        return self.attend(self.split_heads(self.w_q(x_BTC), self.D), *kv, Place(seen_BS=seen_BS))
+    def forward(self, x_BTC: Tensor, place: Place, kv: KV, seen_BS: Tensor) -> Tensor:  # type: ignore[override]
+        """x_BTC -> what this layer adds to the decoder's stream. `place`: of these T tokens; seen_BS: bool, which source
+        positions are there."""
+        q_BHTD = self.split_heads(self.w_q(x_BTC), self.D)
+        q_BHTD = q_BHTD if place.rope is None else rotate(q_BHTD, *place.rope)
+        return self.attend(q_BHTD, *kv, Place(seen_BS=seen_BS))
 
 
 class NoHeads(nn.Module):

@@ -48,11 +48,11 @@ class Block(nn.Module):
         if self.pre:
             x_BTC = self.after_attn(x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), place, cache)))
             if source is not None:
-                x_BTC = self.after_cross(x_BTC + self.drop(self.cross(self.norm_cross(x_BTC), *source)))
+                x_BTC = self.after_cross(x_BTC + self.drop(self.cross(self.norm_cross(x_BTC), place, *source)))
             return self.after_mlp(x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC))))
         x_BTC = self.after_attn(self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, place, cache))))
         if source is not None:
-            x_BTC = self.after_cross(self.norm_cross(x_BTC + self.drop(self.cross(x_BTC, *source))))
+            x_BTC = self.after_cross(self.norm_cross(x_BTC + self.drop(self.cross(x_BTC, place, *source))))
         return self.after_mlp(self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
 
     def drop(self, x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Seq2Seq(Transformer):
         for block in self.encoder:
             x_BSC = block(x_BSC, place._replace(seen_BS=seen_BS))
         memory_BSC = self.norm_encoder(x_BSC)
-        return [block.cross.keys_values(memory_BSC) for block in self.blocks], seen_BS  # type: ignore[operator, union-attr]
+        return [block.cross.keys_values(memory_BSC, place) for block in self.blocks], seen_BS  # type: ignore[operator, union-attr]
 
     def decode(self, idx_BT: Tensor, cache: PairCache) -> Tensor:
         """idx_BT, which continue the target tokens in the cache -> logits_BTV. Raises UserError when it is full."""
