@@ -97,6 +97,20 @@ def read(model, source, x):
     return torch.cat([model.decode(part, cache) for part in x.split([6, 10], dim=1)], dim=1)
 
 
+@torch.inference_mode()
+def test_rotary_scores_across_depend_on_distance_alone():
+    """The same word at every place of source and target: a score is that of t - s, and these differ."""
+    model, heard = built("pos=rope n_layer=1"), []
+    model.blocks[0].cross.scores.register_forward_hook(lambda _m, _i, scores_BHTS: heard.append(scores_BHTS[0]))
+    x = torch.full((1, 12), 3)
+    for block in (*model.encoder, *model.blocks):  # so that streams are the same everywhere, too
+        block.attn.w_o.weight.zero_()
+    model(x, x)
+    (scores_HTS,) = heard
+    close(scores_HTS[:, 1:, 1:], scores_HTS[:, :-1, :-1])
+    assert (scores_HTS[:, :, 1:] - scores_HTS[:, :, :-1]).abs().max() > 1e-3
+
+
 def test_writes_begin_as_small_as_there_are_many():
     """GPT-2's recipe: 0.02 over the root of the number of writes, 3 a decoder block, 2 an encoder block."""
     model = make_model(config("dim=64 n_layer=4 n_head=2"), VOCAB)

@@ -180,8 +180,8 @@ class CrossAttention(Attention):
         return (k_BGSD if place.rope is None else rotate(k_BGSD, *place.rope)), v_BGSD
 
     def forward(self, x_BTC: Tensor, place: Place, kv: KV, seen_BS: Tensor) -> Tensor:  # type: ignore[override]
-        """x_BTC -> what this layer adds to the decoder's stream. `place`: of these T tokens; seen_BS: bool, which source
-        positions are there."""
+        """x_BTC -> what this layer adds to the decoder's stream. `place`: of these T tokens; seen_BS: bool, which
+        source positions are there."""
         q_BHTD = self.split_heads(self.w_q(x_BTC), self.D)
         q_BHTD = q_BHTD if place.rope is None else rotate(q_BHTD, *place.rope)
         return self.attend(q_BHTD, *kv, Place(seen_BS=seen_BS))
