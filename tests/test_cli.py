@@ -389,18 +389,18 @@ def test_a_run_that_ends_in_nan_is_not_done(toymha):
 
 def test_a_failed_run_keeps_its_traceback_and_resumes(toymha, monkeypatch):
     """log.txt and the status say why; the next try forgets the old error."""
-    original = train.GPT
+    original = train.make_model
 
     def broken(*_a):
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(train, "GPT", broken)
+    monkeypatch.setattr(train, "make_model", broken)
     with pytest.raises(RuntimeError):
         main(["train", *PYDOC])
     (run,) = found()
     assert run.status == "failed" and "no such luck" in run.summary["error"]
     assert "Traceback" in (run.path / "log.txt").read_text()
-    monkeypatch.setattr(train, "GPT", original)
+    monkeypatch.setattr(train, "make_model", original)
     assert toymha("train", *PYDOC)[0] == 0
     assert run.status == "done" and "error" not in run.summary and not (run.path / "log.txt").exists()
 

@@ -107,7 +107,7 @@ def test_before_training(outputs, toymha):
     assert toymha("heads", f"run={outputs.path}", "steps=0", "parts=importance", *QUICK)[0] == 0
     found = json.loads((outputs.path / "heads" / "untrained" / "importance" / "heads.json").read_text())
     opened_run = opened.open_run(str(outputs.path))
-    model = train.GPT(opened_run.config, opened_run.corpus.tokenizer.vocab_size)
+    model = train.make_model(opened_run.config, opened_run.corpus.tokenizer.vocab_size)
     train_split = opened_run.corpus.splits["train"]
     loss = evaluate(model, train_split, 64, max_tokens=640).loss
     with without(model, [Head(1, 2)]):
