@@ -246,13 +246,21 @@ def test_a_statement_is_counted_as_it_is_compared(capsys):
     assert both[0]["parameters"]["total"] == both[1]["parameters"]["total"]
 
 
-def test_models_of_the_same_sizes_have_their_own_table_of_heads(capsys):
-    """What they differ in is no size; batches and contexts of one model have one table together."""
-    out = asked(capsys, "compare=mha,post_ln,rms,no_wo", "vocab_size=99", "batch_size=1,2")
-    named = [line.split(" with other")[0] for line in out.splitlines() if "with other numbers of heads" in line]
-    assert named == ["mha", "post_ln", "rms", "no_wo"]
-    out = asked(capsys, "mlp=gelu,swiglu", "d_ff=512", "vocab_size=99")
-    assert "mha, mlp=gelu with other" in out and "mha, mlp=swiglu with other" in out
+@pytest.mark.parametrize(
+    ("words", "named", "several"),
+    [
+        ("compare=mha,post_ln,rms,no_wo batch_size=1,2", "mha", True),
+        ("mlp=gelu,swiglu d_ff=512", "mha, mlp=gelu", True),
+        ("compare=single,mha", "mha", True),  # model=single stands for one head
+        ("model=mha batch_size=1,2 seq_len=16,32", "mha", False),
+    ],
+)
+def test_one_table_of_heads(capsys, words, named, several):
+    """Of the first model that can have other numbers of heads; a line says so where there are several models."""
+    out = asked(capsys, *words.split(), "vocab_size=99")
+    told = [line.split(" with other")[0] for line in out.splitlines() if "with other numbers of heads (" in line]
+    assert told == [named]
+    assert out.count("of several models only this one is told with other numbers of heads") == several
 
 
 def test_a_warm_start_needs_no_hydra():
@@ -316,6 +324,22 @@ def test_the_walk_is_watched_and_not_described(monkeypatch):
     merge = Attention.merge
     monkeypatch.setattr(Attention, "merge", lambda self, z_BHTD: merge(self, torch.cat((z_BHTD, z_BHTD))[:1]))
     assert Step("z", ["cat"], (2, 4, 16, 8)) in walk(c, 40)["self-attention"]
+
+
+def test_the_walk_of_cross_attention(capsys):
+    """Queries from the target, keys and values from the encoder's output: 2 sequences, 4 heads of 32, 2 for keys."""
+    words = ["model=encdec", "data=dates", "n_kv_head=2", "batch_size=2", "vocab_size=99", "shapes=true"]
+    line = lines(asked(capsys, *words, "json=true"))[1]
+    steps = [(s["tensor"], " ".join(s["made_by"])) for s in line["steps"]]
+    assert steps[:3] == [("memory", "given by the encoder"), ("k", "W_k memory"), ("k", "view as heads")]
+    in_order = [("v", "W_v memory"), ("x", "given"), ("q", "W_q x"), ("scores", "q @ k add"), ("z", "pattern @ v")]
+    places = [steps.index(step) for step in [*in_order, ("out", "W_o z")]]
+    assert places == sorted(places)
+    T = line["seq_len"]
+    shapes = [tuple(s["shape"]) for s in line["steps"] if s["tensor"] == "v"]
+    assert shapes == [(2, T, 64), (2, T, 2, 32), (2, 2, T, 32), (2, 4, T, 32)]
+    own, cross = (text.splitlines()[0] for text in asked(capsys, *words).split("\n\n"))
+    assert f"T={T} (target positions) S={T} (source positions)" in cross and "S=" not in own
 
 
 def test_the_walk_of_a_pruned_layer():

@@ -16,9 +16,10 @@ from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from toymha import cost
+from toymha.cli import main
 from toymha.model.attention import Attention
 from toymha.options import BenchOptions, BenchTrainOptions
-from toymha.schema import UserError, build
+from toymha.schema import UserError, build, keys
 from toymha.timing import bench, bench_report, bench_train, machine, roofline
 from toymha.timing.roofline import Rates, Work, decoding, judge, reading
 
@@ -307,10 +308,18 @@ def test_a_changed_machine_is_told():
     def row(median, low, high, check=False):
         return {"prefill": {"median": median, "low": low, "high": high}, "check": check}
 
-    steady = [row(1.0, 0.9, 1.2), row(1.25, 1.2, 1.4, True)]
-    assert "the same" in bench_report.again_notes(steady, ("prefill",))[0]
+    steady = [row(1.0, 0.9, 1.2), row(1.15, 1.1, 1.3, True)]
+    assert "the same within" in bench_report.again_notes(steady, ("prefill",))[0]
     (said,) = bench_report.again_notes([row(1.0, 0.9, 1.2), row(1.5, 1.4, 1.6, True)], ("prefill",))
-    assert "speed changed" in said and "prefill 1 s against 1.5 s" in said
+    assert "speed changed" in said and "prefill 1 s against 1.5 s, 50 % slower" in said
+
+
+@pytest.mark.parametrize(("median", "told"), [(1.49, "1.49 s, 49 % slower"), (0.8, "800 ms, 25 % faster")])
+def test_medians_far_apart_are_not_the_same_because_ranges_touch(median, told):
+    """Timings of 0.7 to 1.6 s both times: medians of 1 and 1.49 s lie within them, and are not told as the same."""
+    first, again = ({"prefill": {"median": m, "low": 0.7, "high": 1.6}, "check": m != 1} for m in (1.0, median))
+    (said,) = bench_report.again_notes([first, again], ("prefill",))
+    assert f"has another median: prefill 1 s against {told}" in said and "came out the same" not in said
 
 
 def test_an_interrupted_command_keeps_its_rows(tmp_path, quick, monkeypatch, capsys):
@@ -420,6 +429,23 @@ def test_a_run_is_timed_as_it_is(tmp_path, quick, monkeypatch):
     assert row["kv_bytes"] == 1 * (8 + 8) * 7 * 4  # one head of 8 channels, 4 + 3 tokens
 
 
+@pytest.mark.parametrize("command", ["bench", "bench train"])
+def test_the_help_says_what_cannot_be_asked(command, capsys):
+    """The limit is the one that is held."""
+    cls = BenchOptions if command == "bench" else BenchTrainOptions
+    assert main([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "3 at least" in out and "models with an encoder are not timed" in out
+    assert build({"repeats": 3}, cls).repeats == 3
+    with pytest.raises(UserError, match="repeats=2"):
+        build({"repeats": 2}, cls)
+
+
+def test_options_of_bench_that_a_training_step_has_not():
+    of_bench, of_training = (keys(cls).keys() for cls in (BenchOptions, BenchTrainOptions))
+    assert bench_train.OF_BENCH.keys() == of_bench - of_training
+
+
 # A step of training
 
 
@@ -499,6 +525,9 @@ def test_training_mistakes(tmp_path):
     o = build({"output_dir": str(tmp_path / "out")}, BenchTrainOptions)
     with pytest.raises(UserError, match=r"^norm_eps=1e-6: norm_eps changes nothing of what is timed; leave it out$"):
         bench_train.bench_train(o, [*TINY, "norm_eps=1e-6"])
+    said = r"^prompt_len=32: prompt_len belongs to `toymha bench`; here write seq_len=$"
+    with pytest.raises(UserError, match=said):
+        bench_train.bench_train(o, [*TINY, "prompt_len=32"])
     with pytest.raises(UserError, match=r"^budget\.steps=3: budget\.steps changes nothing of what is timed"):
         bench_train.bench_train(o, [*TINY, "budget.steps=3"])
     with pytest.raises(UserError, match=r"explicit.* GiB, and cpu has .*attention=fused"):

@@ -338,7 +338,8 @@ def test_text_goes_on_from_the_prompt(trained, toymha):
     run = trained("data=pydoc")
     code, out, err = toymha(f"run={run}", "prompt=The if", "max_new_tokens=30", "temperature=0")
     assert code == 0 and out.startswith("The if") and len(out.rstrip("\n")) <= 36
-    assert err.count("\n") == 1 and "beyond seq_len=16" in err
+    assert err.count("\n") == 2 and "from here on the last seq_len=16 tokens are read anew" in err
+    assert "read anew" not in toymha(f"run={run}", "prompt=The if", "max_new_tokens=5", "temperature=0")[2]
     for more in ("seed=7", "cache=false", "top_k=5", "weights=last", "num_samples=1"):
         assert toymha(f"run={run}", "prompt=The if", "max_new_tokens=30", "temperature=0", more)[1] == out
     assert toymha(f"run={run}", "prompt=The if", "max_new_tokens=30", "temperature=1.0", "top_k=1")[1] == out

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from toymha import caveats, compose, page, pictures, plots, runs
 from toymha.page import Entry, write_index, write_report
 from toymha.report import Report
+from toymha.table import Row
 from toymha.words import parse
 
 RELATIONS = ("topic", "agreement")
@@ -45,7 +46,7 @@ def a_run(
     *words: str, final: float = 2.0, status: str = "done", name: str = "train", label="", relations=()
 ) -> runs.Run:
     """A run folder as training leaves it, without training: its summary, and a loss that falls to `final`."""
-    values = {a.key: a.values[0] for a in parse(["data=pydoc", f"name={name}", *words])}
+    values = {"data": "pydoc"} | {a.key: a.values[0] for a in parse([f"name={name}", *words])}
     p = composer.point(values, set())
     about = {"choices": p.choices, "label": p.label, "device": "cpu", "precision": "fp32", "threads": 1}
     run = runs.Run.open(runs.folder(p.config, label or p.label), p.config, "text", about)
@@ -263,6 +264,29 @@ def test_differences_in_two_units_are_two_figures():
     assert len(ids) == len(set(ids))
 
 
+def test_targets_alone_beside_everything_are_drawn_in_percentage_points():
+    """An encoder's loss is of targets alone: rows are compared by the share that is right, where more is better."""
+    right = {"n_encoder_layer=1": 0.25, "n_encoder_layer=null": 0.75}
+    for word, share in right.items():
+        for seed in (0, 1):
+            run = a_run("data=reverse", word, "d_ff=64", f"seed={seed}")
+            run.update(pairs={"val": {"greedy": {"exact": share + seed / 100 * share, "ser": 0.1}}})
+    (drawn,) = pictures.pictures(Report.load("outputs")).effects
+    assert "difference in percentage points; right is better" in drawn.svg and "bits" not in drawn.svg
+    ticks = [float(t.replace("\N{MINUS SIGN}", "-")) for t in re.findall(r">(\N{MINUS SIGN}?[\d.]+)</text>", drawn.svg)]
+    assert 40 <= max(map(abs, ticks)) <= 60  # 50.25 points between the means
+
+
+def test_labels_leave_out_what_all_rows_share_and_stay_apart():
+    rows = [Row({"d_ff": 64, "n_head": h, "pos": "rope"}) for h in (1, 2)]
+    assert pictures._labels(rows) == ["n_head=1", "n_head=2"]
+    long = "a=1, " * 40
+    texts = [f"{long}x={i}, {long}" for i in (1, 2)]  # that differ in the very middle
+    cut = plots._apart([plots.Bar(t, 0.0) for t in texts])
+    assert cut[0] != cut[1] and len(cut[0]) > 2
+    assert all(len(c) == 2 for c in plots._apart([plots.Bar(long + t, 0.0) for t in "xy"]))
+
+
 def test_relations_have_a_table_and_figures():
     said = written(a_statement())
     assert "By relation" in said and all(f"<h3>{r}</h3>" in said for r in RELATIONS) and "0.250 nats" in said
@@ -383,7 +407,7 @@ def test_many_rows_are_limited_in_figures_and_whole_in_the_table():
 def test_long_and_wide_labels_are_shortened():
     assert plots.shortened("short", 20) == ["short"] and plots.shortened("", 20) == []
     lines = plots.shortened("key=value, " * 30, 40)
-    assert len(lines) == 2 and lines[1].endswith("…") and all(len(x) <= 40 for x in lines)
+    assert len(lines) == 2 and lines[1].startswith("…") and all(len(x) <= 40 for x in lines)
     assert all(len(x) <= 20 for x in plots.shortened("多头注意力" * 20, 40))
 
 

@@ -91,7 +91,7 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive_search(words):
         assert all(h.finished for h in hypotheses)
     for width in (1, 2, 5):
         for narrow, wide in zip(write_targets(model, sources, **how, width=width), results, strict=True):
-            assert not narrow[0].finished or narrow[0].logp <= wide[0].logp + 1e-6
+            assert not narrow[0].finished or narrow[0].logp <= wide[0].logp + 1e-5  # rows are computed in other company
 
 
 @pytest.mark.parametrize("path", ["fused", "explicit"])
@@ -392,6 +392,9 @@ def test_each_source_has_a_line(capsys, opened, tmp_path):
         for source, target in lines:
             ids = by.encode_source(source).tolist()
             [[h]] = write_targets(opened.model, [ids], **how, length=most - 1)
+            if by.separator in h.tokens:  # a mark that no target holds, so `generate` never writes it
+                assert by.names[by.separator] not in target
+                continue
             extra = target.split() if not h.finished else target.split()[: len(h.tokens)]
             assert extra[: len(h.tokens)] == by.decode_target(h.tokens).split()
             assert not h.finished or target == by.decode_target(h.tokens)
@@ -431,6 +434,7 @@ def test_what_is_penalised_are_tokens_of_the_target(capsys, opened, tmp_path):
         source, target = by.encode_source(made["prompt"]).tolist(), []
         while len(target) < 7 and END not in target:
             logits_V = logits_of(opened.model, source, target).clone()
+            logits_V[TO] = -math.inf  # never in a target
             for seen in set(target):
                 logits_V[seen] = logits_V[seen] / 3 if logits_V[seen] > 0 else logits_V[seen] * 3
             target.append(int(logits_V.argmax()))
@@ -485,7 +489,7 @@ def test_beams_are_listed(capsys, opened):
         ({"prompt": "重\n\n庆"}, "^line 2: the source is empty"),
         ({"prompt": "重x"}, "1 symbols or words are not among .*'x'"),
         ({"prompt": "重\n重x"}, "^line 2: 1 symbols or words are not among"),
-        ({"prompt": "重" * 20}, "its 21 tokens leave no room for a target in seq_len=16"),
+        ({"prompt": "重" * 20}, "the source has 21 tokens, which leave no room in seq_len=16"),
         ({"prompt": "重", "trace": True}, "trace=true .* toymha heads"),
         ({"prompt": "重", "cache": False}, "cache=false"),
         ({"prompt": "重", "overflow": "slide"}, "overflow=slide"),

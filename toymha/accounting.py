@@ -59,14 +59,23 @@ def cost(o: CostOptions, words: Sequence[str], extra: Path | None = None) -> int
             print(json.dumps({"model": p.choices["model"], "dtype": o.dtype} | numbers | {"by_n_head": moving}))
         return 0
     print("\n".join(table(counted, o.dtype)))
-    shown = set()
+    _print_heads(o, asked, counted)
+    return 0
+
+
+def _print_heads(o: CostOptions, asked: Experiment, counted: Sequence[tuple[Point, Numbers]]) -> None:
+    """The first model that can have other numbers of heads; of further ones a line says how to see theirs."""
+    different: dict[str, tuple[Point, Numbers]] = {}  # batches and contexts of a model have one table together
     for p, numbers in counted:
         sizes = {k: v for k, v in numbers["sizes"].items() if k not in ("seq_len", "batch_size")}
-        what = repr((told(p), sizes))
-        if what not in shown and (heads := by_n_head(asked, p, numbers["sizes"]["vocab_size"], o.dtype)):
-            print("\n" + "\n".join(heads_table(p, heads)))
-        shown.add(what)
-    return 0
+        different.setdefault(repr((told(p), sizes)), (p, numbers))
+    tables = ((p, by_n_head(asked, p, n["sizes"]["vocab_size"], o.dtype)) for p, n in different.values())
+    found = next(((p, heads) for p, heads in tables if heads), None)
+    if found is None:
+        return
+    print("\n" + "\n".join(heads_table(*found)))
+    if len(different) > 1:
+        print("\nof several models only this one is told with other numbers of heads; ask for each alone, or json=true")
 
 
 def told(p: Point) -> dict[str, Any]:
@@ -270,7 +279,10 @@ def _print_shapes(o: CostOptions, points: Sequence[Point]) -> int:
                 about = {"model": p.choices["model"], "batch_size": c.batch_size, "seq_len": c.seq_len}
                 print(json.dumps(about | {"attention": kind, "steps": [s.to_dict() for s in steps]}))
                 continue
-            sizes = f"B={c.batch_size} T={c.seq_len} C={c.dim} H={c.n_head} G={c.G} D={c.D}"
+            lengths = f"T={c.seq_len}"
+            if kind == "cross-attention":
+                lengths = f"T={c.seq_len} (target positions) S={c.seq_len} (source positions)"
+            sizes = f"B={c.batch_size} {lengths} C={c.dim} H={c.n_head} G={c.G} D={c.D}"
             rows: list[list[str] | str] = [["tensor", "made by", "shape", "numbers", f"in {o.dtype}"]]
             for s in steps:
                 size = s.numbers * formulas.BYTES[o.dtype]

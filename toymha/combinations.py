@@ -71,7 +71,9 @@ def _check_encoder(c: Config) -> None:
         return
     what = f"n_encoder_layer={c.n_encoder_layer}"
     if c.data.name not in PAIRED:
-        raise UserError(f"{what} reads pairs of source and target: data={', '.join(PAIRED)}; not data={c.data.name}")
+        raise UserError(
+            f"an encoder ({what}) reads pairs of source and target: data={', '.join(PAIRED)}; not data={c.data.name}"
+        )
     if not c.causal:
         raise UserError(f"causal=false: with {what} the decoder would see the target that it is to write")
     if c.kept_heads is not None:

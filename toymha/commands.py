@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,11 +260,24 @@ def options(command: str, words: list[str], flags: Flags) -> Any:
     for word in words:
         name, equals, _ = word.partition("=")
         if not equals or name not in known:
-            if not equals and "run" in known:
+            if not equals and (before := [w for w in words[: words.index(word)] if _takes_text(w, known)]):
+                raise UserError(f"{word}: put text with spaces in quotes, such as {_quoted(before[-1], word)}")
+            if not equals and "run" in known and not any(w.startswith("run=") for w in words):
                 raise UserError(f"{word}: write run={word}")
             valid = ", ".join(f"{k}=" for k in known)
             raise UserError(f"{word}: no such option of `toymha {command}`{nearest(name, known) or ';'} valid: {valid}")
     return read_options(spec, words)
+
+
+def _takes_text(word: str, known: Mapping[str, Any]) -> bool:
+    """Whether this is an option whose text a shell may have cut at a space; paths are seldom."""
+    name = word.partition("=")[0]
+    return name in ("prompt", "text") and name in known
+
+
+def _quoted(word: str, rest: str) -> str:
+    name, _, text = word.partition("=")
+    return f"{name}='{text} {rest} ...'"
 
 
 def own_and_rest(spec: type, words: list[str], flags: Flags) -> tuple[Any, list[str]]:

@@ -170,14 +170,16 @@ class BenchOptions:
     """What `toymha bench` takes beside the keys of `train` that describe a model (n_kv_head=8,2,1)."""
 
     run: str | None = key(
-        "a run whose model is timed; null: the models that the other words describe", text=True, default=None
+        "a run whose model is timed; null: those that the other words describe; models with an encoder are not timed",
+        text=True,
+        default=None,
     )
     prompt_len: list[int] = key("tokens of the prompt, such as 32,128,512", default=[32, 128, 512])
     batch: list[int] = key("sequences at a time, such as 1,32", default=[1])
     new_tokens: int = key("tokens that are decoded after the prompt", low=2, high=1_000_000, default=64)
     cache: list[bool] = key("with a cache, without, or both", default=[True, False])
     precision: list[str] = key("fp32, bf16 or both; auto = what this machine is fast at", default=["auto"])
-    repeats: int = key("timings of each number; their median is told", low=3, high=1000, default=5)
+    repeats: int = key("timings of each number, 3 at least; their median is told", low=3, high=1000, default=5)
     name: str = key("folder below output_dir", text=True, default="bench")
     output_dir: str = key("where the table, the plot and the JSON lines go", text=True, default="outputs")
     device: str = key("auto = cuda, else mps, else cpu", default="auto")
@@ -195,9 +197,12 @@ class BenchOptions:
 class BenchTrainOptions:
     """What `toymha bench train` takes beside the keys of `train` (seq_len=64,256): one step of training."""
 
-    attention: list[str] = key("explicit (T x T in memory), fused, or both", default=["explicit", "fused"])
+    attention: list[str] = key(
+        "explicit (T x T in memory), fused, or both; models with an encoder are not timed",
+        default=["explicit", "fused"],
+    )
     precision: list[str] = key("fp32, bf16 or both; auto = what this machine is fast at", default=["auto"])
-    repeats: int = key("timings of a step; their median is told", low=3, high=1000, default=5)
+    repeats: int = key("timings of a step, 3 at least; their median is told", low=3, high=1000, default=5)
     name: str = key("folder below output_dir", text=True, default="bench_train")
     output_dir: str = key("where the table, the plot and the JSON lines go", text=True, default="outputs")
     device: str = key("auto = cuda, else mps, else cpu", default="auto")

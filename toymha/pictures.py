@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toymha.finding import Finding
-from toymha.metrics import Metric
+from toymha.metrics import Metric, setting_name
 from toymha.plots import QUIET, Bar, Curve, Style, curve, curves, forest, styles
 from toymha.report import Report
 from toymha.table import Row, Table
@@ -64,16 +64,18 @@ def _effects_in(m: Metric, table: Table, name: str) -> Picture | None:
     baselines = {id(table.baseline(row)) for row, _ in drawn}
     wanted = {id(row) for row, _ in drawn} | baselines
     lines = [(row, d) for row, d in zip(table.rows, table.differences) if id(row) in wanted]
+    labels = _labels([row for row, _ in lines])
     bars = []
-    for row, d in lines[:MOST_BARS]:
+    for label, (_, d) in list(zip(labels, lines))[:MOST_BARS]:
         if d is None:
-            bars.append(Bar(row.name, 0.0, said="baseline", colour=QUIET, filled=False))
+            bars.append(Bar(label, 0.0, said="baseline", colour=QUIET, filled=False))
         elif d["pairs"] < 2:
-            bars.append(Bar(row.name, d["difference"], said="one seed" if d["pairs"] else "no pairs", filled=False))
+            said = "one seed" if d["pairs"] else "no pairs"
+            bars.append(Bar(label, m.told(d["difference"]), said=said, filled=False))
         else:
-            wide = None if d["bootstrap_low"] is None else (d["bootstrap_low"], d["bootstrap_high"])
-            ends = (d["difference_low"], d["difference_high"])
-            bars.append(Bar(row.name, d["difference"], *ends, wide, filled=d["p_holm"] < 0.05))
+            wide = None if d["bootstrap_low"] is None else (m.told(d["bootstrap_low"]), m.told(d["bootstrap_high"]))
+            value, low, high = (m.told(d[k]) for k in ("difference", "difference_low", "difference_high"))
+            bars.append(Bar(label, value, low, high, wide, filled=d["p_holm"] < 0.05))
     if not any(math.isfinite(b.value) for b, (_, d) in zip(bars, lines) if d):
         return None
     caption = (
@@ -81,9 +83,16 @@ def _effects_in(m: Metric, table: Table, name: str) -> Picture | None:
     )
     if len(lines) > MOST_BARS:
         caption += f" The first {MOST_BARS} of {len(lines)} rows; the table has all of them."
-    what = "loss" if m.unit == "nats" else "bits a character"
-    svg = forest(bars, f"difference in {what} ({m.unit}); left is better", name)
+    what = {"nats": "loss (nats)", "bits": "bits a character"}.get(m.unit, m.unit_of_difference)
+    better = "right" if m.higher_is_better else "left"
+    svg = forest(bars, f"difference in {what}; {better} is better", name)
     return Picture(f"{m.label[0].upper()}{m.label[1:]}, difference to the baseline", svg, caption)
+
+
+def _labels(rows: Sequence[Row]) -> list[str]:
+    """The rows by the keys in which they differ: what all of them share tells none of them from another."""
+    varied = [k for k in rows[0].setting if any(r.setting[k] != rows[0].setting[k] for r in rows)] if rows else []
+    return [setting_name({k: r.setting[k] for k in varied}) or r.name for r in rows]
 
 
 def _checks(findings: Sequence[Finding]) -> list[Picture]:

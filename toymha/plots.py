@@ -74,7 +74,7 @@ def forest(
 
     `zero`: a line at 0, which is where there is no difference; it means nothing for a number itself.
     """
-    labels = [shortened(b.label, 28 if b.said else 46) for b in bars]
+    labels = _apart(bars)
     tops = [0.0]
     for lines in labels:
         tops.append(tops[-1] + 17 * max(1, len(lines)) + 22)
@@ -84,10 +84,10 @@ def forest(
     axes.set_xlim(low, high)
     if region:
         axes.axvspan(max(region[0], low), min(region[1], high), color="#dcebf7", zorder=0)
-    if zero:
-        axes.axvline(0, color=INK, linewidth=1, zorder=1)
     for b, lines, top in zip(bars, labels, tops):
         y = top + 17 * max(1, len(lines)) + 10
+        if zero:  # beside the bar alone: it would run through the label above
+            axes.plot((0, 0), (y - 8, y + 12), color=INK, linewidth=1, solid_capstyle="butt", zorder=1)
         for i, line in enumerate(lines):
             axes.text(0.005, top + 13 + 17 * i, line, transform=axes.get_yaxis_transform(), color=INK, bbox=BEHIND)
         _at_right(axes, b, top + 13)
@@ -98,6 +98,16 @@ def forest(
     axes.set_xlabel(axis)
     _ticks(axes.xaxis, 5)
     return svg(figure, name)
+
+
+def _apart(bars: Sequence[Bar]) -> list[list[str]]:
+    """Each label in two lines at most, or in as many as it takes for labels that differ to look different."""
+    most = 2
+    while True:
+        cut = [shortened(b.label, 28 if b.said else 46, most) for b in bars]
+        if len({tuple(c) for c in cut}) == len({b.label for b in bars}) or most > max(len(b.label) for b in bars):
+            return cut
+        most += 1
 
 
 def _bar(axes: Any, b: Bar, y: float) -> None:
@@ -225,11 +235,11 @@ def _later(lines: Sequence[Curve]) -> tuple[float, float]:
 
 
 def shortened(text: str, width: int, lines: int = 2) -> list[str]:
-    """Text in at most so many lines; a Chinese character is two wide. What is left out is an ellipsis."""
+    """Text in so many lines at most; a Chinese character is two wide. What is left out of the middle is an ellipsis."""
     wide = sum(unicodedata.east_asian_width(ch) in "WF" for ch in text)
     columns = max(8, width * len(text) // (len(text) + wide)) if text else width
     out = textwrap.wrap(text, columns, break_on_hyphens=False)
-    return out if len(out) <= lines else [*out[: lines - 1], out[lines - 1][: columns - 1] + "…"]
+    return out if len(out) <= lines else [*out[: lines - 1], "…" + text[1 - columns :].lstrip()]
 
 
 def _figure(height: float, left: float, right: float, top: float, bottom: float) -> tuple[Any, Any]:

@@ -187,5 +187,7 @@ def _convert(shown: str, name: str, value: Any, kind: Any, nullable: bool) -> An
 
 
 def word(value: Any) -> str:
-    """A value as one types it: true, false, null."""
+    """A value as one types it: true, false, null, [abc]."""
+    if isinstance(value, list) and any(isinstance(v, str) for v in value):
+        return f"[{','.join(map(word, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

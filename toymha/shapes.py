@@ -43,7 +43,8 @@ class Step:
 def walk(c: Config, vocab_size: int) -> dict[str, list[Step]]:
     """Kind of attention -> the steps through the first layer that has heads, for batch_size x seq_len tokens.
 
-    With an encoder, the decoder's self-attention and its cross-attention, to a source as long.
+    With an encoder, the decoder's self-attention and its cross-attention, to a source as long (S = T), from the
+    encoder's output on, here called memory.
     """
     first = next((i for i in range(c.n_layer) if c.heads_of(i)), None)
     if first is None:
@@ -54,6 +55,7 @@ def walk(c: Config, vocab_size: int) -> dict[str, list[Step]]:
         watches = {"self-attention": watch(model.blocks[first].attn)}
         if c.crosses:
             watches["cross-attention"] = watch(model.blocks[first].cross)
+            watch_source(model.blocks[first].cross, watches["cross-attention"])
         model(idx_BT, idx_BT) if isinstance(model, Seq2Seq) else model(idx_BT)
     return {kind: merged(w.steps) for kind, w in watches.items()}
 
@@ -72,7 +74,7 @@ def watch(attention: Any) -> Watch:
     w = Watch(attention)
 
     def begin(module: nn.Module, args: Any) -> None:
-        w.begin(args)
+        w.given("x", args[0])
         w.__enter__()
 
     def end(module: nn.Module, args: Any, out: Any) -> None:
@@ -83,6 +85,18 @@ def watch(attention: Any) -> Watch:
     for tap in ("scores", "pattern", "z"):
         getattr(attention, tap).register_forward_hook(lambda module, args, out, tap=tap: w.name(tap, out))
     return w
+
+
+def watch_source(cross: Any, w: Watch) -> None:
+    """Listen also while a cross-attention makes its keys and values, which it does once, ahead of the decoder."""
+    real = cross.keys_values
+
+    def keys_values(memory_BSC: Tensor, *place: Any) -> Any:
+        w.given("memory", memory_BSC, "given by the encoder")
+        with w:
+            return real(memory_BSC, *place)
+
+    cross.keys_values = keys_values
 
 
 class Watch(TorchFunctionMode):
@@ -96,14 +110,8 @@ class Watch(TorchFunctionMode):
         present = {n: w for n in RESULTS if (w := getattr(attention, n)) is not None}
         self.matrices: dict[int, tuple[str, ...]] = {id(w.weight): (n,) for n, w in present.items()}
 
-    def begin(self, args: Any) -> None:
-        """`args`: x alone, or x with the keys and values of a source."""
-        x, *source = args
-        given = [("x", x)]
-        if source and type(source[0]) is tuple:
-            given += zip(("k", "v"), source[0])
-        for name, tensor in given:
-            self.note(Step(name, ["given"], tuple(tensor.shape)), tensor)
+    def given(self, name: str, tensor: Tensor, made_by: str = "given") -> None:
+        self.note(Step(name, [made_by], tuple(tensor.shape)), tensor)
 
     def note(self, step: Step, tensor: Tensor) -> None:
         self.steps.append(step)

@@ -34,6 +34,14 @@ def check_words(words: Sequence[str], known: Collection[str], what: str, hints: 
         raise UserError(f"{word}: {name} changes nothing {what}; {hint}")
 
 
+def check_elsewhere(words: Sequence[str], elsewhere: Mapping[str, str], command: str) -> None:
+    """Raises UserError for an option of another command. `elsewhere`: option -> what to write in its place here."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name in elsewhere:
+            raise UserError(f"{word}: {name} belongs to `toymha {command}`; here {elsewhere[name]}")
+
+
 def described(words: Sequence[str], extra: Path | None) -> Experiment:
     """The experiment that the words describe, each of its settings once: seeds make no other model.
 

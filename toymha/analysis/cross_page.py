@@ -95,6 +95,8 @@ def facts_of(found: CrossStudy, notes: Sequence[str]) -> dict[str, Any]:
 
 # Numbers
 
+LEAST = 100  # rows of pairs of equal lengths, below which nothing is said of diagonals
+
 
 def cells(found: CrossStudy) -> list[list[str]]:
     """A line for each head of cross-attention, the head of the table first, and what even weights would give."""
@@ -129,9 +131,11 @@ def statement(found: CrossStudy) -> str:
                 best = value, name, head
     if best is None:
         return "No pair has as many source as target tokens, so nothing is known of diagonals"
+    if (n := found.measured.aligned) < LEAST:
+        return f"Only {n} rows are of pairs with as many source as target tokens, too few to tell of diagonals"
     value, name, head = best
     largest, even = found.measured.heads[head].largest, getattr(found.measured.even, name)
-    lies = f"its largest weight, {largest:.2f} in the mean, lies there in {share(value)} of the rows"
+    lies = f"its largest weight, {largest:.2f} in the mean, lies there in {share(value)} of {n:,} rows"
     return f"{head.name} comes closest to reading the {name}: {lies} ({share(even)} by chance)"
 
 

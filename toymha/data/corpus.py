@@ -21,7 +21,7 @@ from toymha.data.tokenizer import Tokenizer, from_dict, make
 from toymha.data.units import COLON, PairTokenizer, WordTokenizer
 from toymha.schema import UserError
 
-FORMAT = 4  # of the cached tokens: raise it when tokenizers, splits or what is known of their tokens change
+FORMAT = 5  # of the cached tokens: raise it when tokenizers, splits or what is known of their tokens change
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,8 @@ def _generated_splits(data: Data, by: Tokenizer) -> dict[str, Split]:
         }
         if data.name in PAIRED:
             known["separators"] = torch.from_numpy(np.flatnonzero(part.ids == generated.words(data).index(COLON)))
-            is_target_N = part.tags > 0
-            is_target_N[part.starts[1:]] = True
-            known["targets"] = (int(sizes_V[ids_N[is_target_N]].sum()),) * 2
+            # The space behind a target's last word is the line end that the mark behind it stands for.
+            known["targets"] = (int(sizes_V[ids_N[part.tags > 0]].sum()),) * 2
         names = generated.LANGUAGES[data.name].tags
         out[name] = Split(torch.from_numpy(ids_N), size, size, **known, names=names, classes=classes_V)
     return out

@@ -106,9 +106,15 @@ def notes(o: GenerateOptions, opened: Opened, samples: list[Continuation]) -> No
         return
     if longest > T:
         note(f"a prompt of {longest} tokens is longer than seq_len={T}: the model sees its last {T}")
-    if opened.model.causal and o.cache and longest + o.max_new_tokens - 1 > T:
-        slide = ", overflow=slide does not" if opened.config.pos in ("rope", "none") else ""
-        note(f"beyond seq_len={T} the last {T} tokens are read anew for each token, which is slow{slide}")
+
+
+def note_the_end_of_the_context(o: GenerateOptions, opened: Opened) -> None:
+    """Told when it is reached, which many texts never do."""
+    if o.overflow == "crop" and o.cache and opened.model.causal:
+        T = opened.config.seq_len
+        way_out = "; overflow=slide does without" if opened.config.pos in ("rope", "none") else ""
+        print(file=sys.stderr)  # a text that is being printed may be in the middle of a line
+        note(f"from here on the last seq_len={T} tokens are read anew for each token, which is slow{way_out}")
 
 
 def note(text: str) -> None:
@@ -134,8 +140,12 @@ def generate(o: GenerateOptions, opened: Opened, samples: list[Continuation], al
         attention=o.trace,
         over=lambda row, token: samples[row].add(token),
     )
+    told = False
     try:
         for of_samples in made:
+            if not told and any(step is not None and step.context_start for step in of_samples):
+                note_the_end_of_the_context(o, opened)
+                told = True
             for said, step in zip(samples, of_samples, strict=True):
                 if step is not None:
                     said.logprob += float(step.logits_V.double().log_softmax(-1)[step.token])

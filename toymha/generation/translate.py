@@ -157,7 +157,7 @@ def asked(o: GenerateOptions, opened: Opened, by: UnitTokenizer) -> list[Prompt]
             raise UserError(f"{which}{e}") from None
         if room(opened.model, len(source)) < 0:
             T = opened.config.seq_len
-            raise UserError(f"{which}its {len(source)} tokens leave no room for a target in seq_len={T}")
+            raise UserError(f"{which}the source has {len(source)} tokens, which leave no room in seq_len={T}")
         out.append(Prompt(text, [*source, by.separator]))
     return out
 
@@ -229,7 +229,9 @@ def draw(
         logits_RV = reader.first()
         for t in range(length + 1):
             logits_RV = logits_RV[:, : by.vocab_size].cpu()
-            logp_RV, kept_RV = logits_RV.double().log_softmax(-1), keep(logits_RV, rules, seen_RV)
+            logp_RV = logits_RV.double().log_softmax(-1)
+            logits_RV[:, by.separator] = -math.inf  # a mark that no target holds
+            kept_RV = keep(logits_RV, rules, seen_RV)
             tokens = [choose(kept_V, g) for kept_V, g in zip(kept_RV, generators, strict=True)]
             for row, (sample, token) in enumerate(zip(live, tokens, strict=True)):
                 sample.logprob += float(logp_RV[row, token])

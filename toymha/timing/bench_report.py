@@ -16,6 +16,7 @@ from toymha.table import columns
 from toymha.timing.roofline import OVERHEAD, Rates
 
 Row = dict[str, Any]
+SAME = 0.2  # medians that differ by a larger share are not told as the same, however wide their spread
 
 
 class Results:
@@ -229,13 +230,31 @@ def again_notes(rows: list[Row], phases: Sequence[str]) -> list[str]:
     again = next((r for r in rows if r["check"]), None)
     if again is None:
         return []
-    changed = [name for name in phases if apart(rows[0][name], again[name])]
-    said = ", ".join(
-        f"{name} {seconds(rows[0][name]['median'])} against {seconds(again[name]['median'])}" for name in changed
-    )
+    pairs = {name: (rows[0][name], again[name]) for name in phases}
+    changed = [name for name, pair in pairs.items() if apart(*pair)]
+    unsteady = [name for name, pair in pairs.items() if name not in changed and slower(*pair) > SAME]
+    notes = []
     if changed:
-        return [f"the machine's speed changed between the first row and the same at the end: {said}"]
-    return ["the first row, measured again at the end, came out the same within its spread"]
+        said = ", ".join(compared(name, *pairs[name]) for name in changed)
+        notes.append(f"the machine's speed changed between the first row and the same at the end: {said}")
+    if unsteady:
+        said = ", ".join(compared(name, *pairs[name]) for name in unsteady)
+        notes.append(
+            f"the first row, measured again at the end, has another median: {said}; its timings are spread as widely, "
+            "so that rows which differ by no more may be equally fast"
+        )
+    return notes or ["the first row, measured again at the end, came out the same within its spread"]
+
+
+def compared(name: str, a: dict[str, Any], b: dict[str, Any]) -> str:
+    way = "slower" if b["median"] > a["median"] else "faster"
+    return f"{name} {seconds(a['median'])} against {seconds(b['median'])}, {100 * slower(a, b):.0f} % {way}"
+
+
+def slower(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """By which share the slower of two medians takes longer than the other."""
+    low, high = sorted((a["median"], b["median"]))
+    return high / low - 1
 
 
 def apart(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from toymha.model.gpt import GPT
 from toymha.optim import make_optimizers
 from toymha.options import BenchTrainOptions
 from toymha.seeds import stream
-from toymha.subjects import check_words, described
+from toymha.subjects import check_elsewhere, check_words, described
 from toymha.timing.bench import refuse_encoder, say, sized
 from toymha.timing.bench_plot import training_plot
 from toymha.timing.bench_report import Results, in_short_of_step, training_text
@@ -36,6 +36,14 @@ from toymha.timing.roofline import STORED, Rates, measure_rates
 WARM_UP = 2  # steps that are not counted: the first also makes the optimizer's moments
 # That change a step; a norm's epsilon is another number in the same place.
 TIMED = {*MODEL_KEYS, "seq_len", "batch_size", "grad_accum", "optim"} - {"norm_eps"}
+
+OF_BENCH = {  # its options -> what to write here
+    "prompt_len": "write seq_len=",
+    "batch": "write batch_size=",
+    "new_tokens": "nothing is decoded",
+    "cache": "nothing is cached",
+    "run": "write the keys of the model",
+}
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = Non
     Prints two tables and writes bench.jsonl, bench.svg and bench.png. The exit status: 130 where it was interrupted,
     which keeps the rows that were finished. Raises UserError, before anything is written, for what cannot be timed.
     """
+    check_elsewhere(words, OF_BENCH, "bench")
     check_words(words, TIMED, "of what is timed", {})
     models = [m for m in sized(described(words, extra).points) if not refuse_encoder(m[0], m[1])]
     device, _ = set_up(replace(models[0][1], device=o.device, threads=o.threads, precision="fp32"))
