@@ -35,7 +35,7 @@ composer = compose.Composer()
 
 
 def point(*words: str) -> compose.Point:
-    values = {a.key: a.values[0] for a in parse(["data=pydoc", *words])}
+    values = {"data": "pydoc"} | {a.key: a.values[0] for a in parse(words)}
     return composer.point(values, set())
 
 
@@ -701,6 +701,19 @@ def test_a_diverged_run_has_learned_nothing():
 
 def test_settings_as_one_types_them():
     assert setting_name({"n_head": 4, "w_o": False, "d_ff": None}) == "n_head=4, w_o=false, d_ff=null"
+
+
+def test_models_that_differ_in_several_keys_are_told_by_their_name():
+    """One key alone is the axis itself; several that the choice of model decides are one axis, `model`."""
+    for model in ("mha", "gqa"):
+        a_run(f"model={model}", "name=one", loss=1.0)
+    assert Report.load("outputs/one").table.axes == ["n_kv_head"]
+    for model, loss in (("encdec", 1.0), ("no_cross", 2.0), ("mha", 1.5)):
+        for layers in (2, 3):
+            a_run(f"model={model}", "data=dates", f"n_layer={layers}", "name=several", loss=loss)
+    found = Report.load("outputs/several").table
+    assert found.axes == ["model", "n_layer"] and len(found.rows) == 6
+    assert found.rows[0].setting == {"model": "encdec", "n_layer": 2}
 
 
 # The command

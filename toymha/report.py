@@ -125,12 +125,18 @@ def asked_of(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def differing(found: list[Result]) -> list[str]:
-    """Keys that take several values among the runs, but for the seeds; the text itself counts as data.name."""
+    """Keys that take several values among the runs, but for the seeds; the text itself counts as data.name.
+
+    Where the choice of `model` decides two or more of them, it stands in their place.
+    """
     keys = [k for k in found[0].info["values"] if k not in REPLICATES]
     out = [k for k in keys if len({json.dumps(r.value(k)) for r in found}) > 1]
     if "data.name" in out or "data.path" in out:
         out = [k for k in out if k != "data.sha256"]
-    return out
+    values = {k: {(r.value("model"), json.dumps(r.value(k))) for r in found} for k in out}
+    models = {r.value("model") for r in found}
+    decided = [k for k in out if len(values[k]) == len(models)]
+    return ["model", *(k for k in out if k not in decided)] if len(models) > 1 and len(decided) > 1 else out
 
 
 def tuned_words(t: dict[str, Any]) -> tuple[str, str, str]:
