@@ -223,6 +223,7 @@ def draw(
     `tell` is called after each round."""
     rules = Rules.of(o)
     by = live[0].tokenizer
+    assert isinstance(by, UnitTokenizer)
     seen_RV = torch.zeros(len(live), by.vocab_size, dtype=torch.bool)
     with evaluating(model), torch.inference_mode():
         reader = Reader(model, [s.prompt.ids[:-1] for s in live], live[0].prompt.ids[-1], length)
