@@ -39,6 +39,7 @@ from toymha.analysis.probe_scale import (
 from toymha.analysis.results import Head
 from toymha.config import Config
 from toymha.model.gpt import GPT
+from toymha.model.parts import Place
 from toymha.plots import Style
 from toymha.schema import UserError
 
@@ -234,7 +235,7 @@ def by_hand(model: GPT, x_BT: Tensor, y_BT: Tensor) -> tuple[list[Tensor], float
     pass that is written out here. Parameters get the gradient of the mean loss. No positions."""
     stream = [model.embed(x_BT)]
     for block in model.blocks:
-        stream.append(block(stream[-1], None))
+        stream.append(block(stream[-1], Place()))
     for x_BTC in stream:
         x_BTC.retain_grad()
     logits_BTV = model.norm(stream[-1]) @ model.embed.weight.T

@@ -72,7 +72,7 @@ def test_a_part_is_what_gets_through_all_later_norms(words):
             x_BTC = reads[n]
             if type(n).__name__ == "LayerNorm":
                 x_BTC, v_BTC = x_BTC - x_BTC.mean(-1, keepdim=True), v_BTC - v_BTC.mean(-1, keepdim=True)
-            v_BTC = v_BTC / (x_BTC.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight
+            v_BTC = v_BTC / (x_BTC.pow(2).mean(-1, keepdim=True) + n.eps).sqrt() * n.weight
         return v_BTC
 
     right_BTC = (model.head or model.embed).weight[y]
