@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from conftest import built, make
 
 from toymha import lab
-from toymha.batches import UNCOUNTED, Batch, check_pairs, draw, pairs_alike, random_pairs, sizes_of_pairs
+from toymha.batches import UNCOUNTED, Batch, check_pairs, draw, pairs_alike, random_pairs
 from toymha.cli import main
 from toymha.data.corpus import Split, load_corpus
-from toymha.data.pairs import pairs_of
+from toymha.data.pairs import pairs_of, sizes_of_pairs
 from toymha.evaluate import attention_statistics, attentions, evaluate, looked_at, predicted, unigram_loss
 from toymha.runs import find
 from toymha.schema import UserError

@@ -16,12 +16,14 @@ from conftest import MODELS, PRUNED, VOCAB, built, make, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from toymha import cost
+from toymha.batches import Batch
 from toymha.cli import main
 from toymha.model.attention import Attention
 from toymha.options import BenchOptions, BenchTrainOptions
 from toymha.schema import UserError, build, keys
 from toymha.timing import bench, bench_report, bench_train, machine, roofline
 from toymha.timing.roofline import Rates, Work, decoding, judge, reading
+from toymha.train import loss_of
 
 CPU = torch.device("cpu")
 TINY = ["data=pydoc", "n_layer=1", "dim=16", "n_head=2", "vocab_size=200"]
@@ -495,7 +497,8 @@ def test_both_paths_are_the_same_step():
     for name in ("explicit", "fused"):
         model = built(make("n_kv_head=2")).train()
         with bench_train.path_of_attention(model, name):
-            bench_train.loss_of(model, tokens(T=17), "fp32", CPU).backward()
+            x = tokens(T=17)
+            loss_of(model, (x[:, :-1],), x[:, 1:], CPU, "fp32").backward()
         grads.append([p.grad for p in model.parameters()])
     for a, b in zip(*grads):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
@@ -507,7 +510,7 @@ def test_a_step_is_that_of_training(monkeypatch, clip):
     c = make("batch_size=4", "grad_accum=2", f"optim.clip={clip}")
     x, model, other = tokens(B=4, T=17), built(c), built(c)
     monkeypatch.setattr(bench_train, "make_optimizers", lambda m, c: [torch.optim.SGD(m.parameters(), lr=1.0)])
-    bench_train.training_step(model, c, x, "fp32", CPU)()
+    bench_train.training_step(model, c, Batch((x[:, :-1],), x[:, 1:], 64), "fp32", CPU)()
     F.cross_entropy(other(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
     norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
     assert norm > 0.2

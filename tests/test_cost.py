@@ -19,7 +19,7 @@ from toymha.model.attention import Attention
 from toymha.model.seq2seq import Seq2Seq, make_model
 from toymha.schema import UserError
 from toymha.stop import Stop
-from toymha.timing import bench
+from toymha.timing import speed
 from toymha.train import train_point
 
 
@@ -282,11 +282,11 @@ def test_decoding_is_timed_in_the_precision_of_the_run(monkeypatch):
         seen.append(model.make_cache(1).nbytes)
         return prompt_len, new_tokens
 
-    monkeypatch.setattr(bench, "decode_tokens_per_s", timed)
+    monkeypatch.setattr(speed, "decode_tokens_per_s", timed)
     for precision, size in (("fp32", 4), ("bf16", 2)):
-        assert bench.decoding_speed(c, VOCAB, torch.device("cpu"), precision) == (62, 2)
+        assert speed.decoding_speed(c, VOCAB, torch.device("cpu"), precision) == (62, 2)
         assert seen[-1] == cost.kv_bytes(c, 64, bytes_per_number=size)
-    assert bench.decoding_speed(make(), VOCAB, torch.device("cpu"), "fp32") is None
+    assert speed.decoding_speed(make(), VOCAB, torch.device("cpu"), "fp32") is None
 
 
 @pytest.mark.parametrize(

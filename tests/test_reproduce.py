@@ -15,7 +15,7 @@ from toymha.cli import COMMANDS, main
 from toymha.compose import experiment
 from toymha.runs import find
 from toymha.schema import build
-from toymha.timing import bench
+from toymha.timing import speed
 
 TINY = "data=pydoc n_layer=1 dim=16 seq_len=16 batch_size=4 budget.steps=4 budget.eval_tokens=64 seed=0,1".split()
 SMALL = ("tied", "w_o", "w_o_parameters", "heads_tuned")  # the statements that are trained here
@@ -218,7 +218,7 @@ def test_a_trial_takes_its_steps_and_no_more(more, monkeypatch, tmp_path):
     words = [w for w in TINY if w.partition("=")[0] not in ("budget.steps", "seed", "workers", "budget.sample_tokens")]
     (point,) = experiment([*words, "budget.sample_tokens=3", "budget.decode_tokens=64", *more]).points
     timed = []
-    monkeypatch.setattr(bench, "decoding_speed", lambda *_: timed.append(time.sleep(0.3)))
+    monkeypatch.setattr(speed, "decoding_speed", lambda *_: timed.append(time.sleep(0.3)))
     short = predict.shortened(point, str(tmp_path), 1)
     pace = predict.trial(short, NoSignal())
     (run,) = find(tmp_path)

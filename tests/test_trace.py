@@ -23,7 +23,7 @@ from toymha.data.tokenizer import ByteTokenizer, CharTokenizer, WordTokenizer
 from toymha.generation import trace_page, trace_text
 from toymha.generation.decoding import Step, steps
 from toymha.generation.sampling import Rules, keep
-from toymha.generation.trace import REMOVERS, candidates_of, removed_by, row_names, rules, trace_of, write_trace
+from toymha.generation.trace import candidates_of, remover, row_names, rules, stages_of, trace_of, write_trace
 from toymha.generation.trace_text import bar, percent, under, wrapped
 from toymha.options import GenerateOptions
 
@@ -34,7 +34,8 @@ WIDEST = 88  # columns of a line of text
 
 def removed(step, rules, seen):
     """Token -> the rule that removed it."""
-    return {i: REMOVERS[n] for i, n in enumerate(removed_by(step, rules, seen).tolist()) if n}
+    stages = stages_of(step, rules, seen)
+    return {i: rule for i in range(len(step.logits_V)) if (rule := remover(stages, i))}
 
 
 def opened_of(tokenizer, *words):
@@ -148,7 +149,7 @@ def test_each_column_adds_up_to_one_and_what_is_struck_out_is_what_was_removed(s
     acting = Rules(**{"temperature": 1.0} | more)
     out = removed(step, acting, seen)
     assert set(out) == set(step.kept_V.isneginf().nonzero().flatten().tolist())
-    found, others = candidates_of(step, names, removed_by(step, acting, seen))
+    found, others = candidates_of(step, names, stages_of(step, acting, seen))
     assert math.fsum(c.before for c in [*found, others]) == pytest.approx(1)
     assert math.fsum(c.after or 0 for c in [*found, others]) == pytest.approx(1)
     assert [c.label for c in found if c.chosen] == [names[token]]
@@ -176,7 +177,7 @@ def test_what_the_rules_raise_is_shown_though_it_was_unlikely_before():
 def told(step, seen, o=None):
     """Its candidates, by names that are their numbers."""
     names = [str(i) for i in range(len(step.logits_V))]
-    return candidates_of(step, names, removed_by(step, Rules.of(o or options()), seen))
+    return candidates_of(step, names, stages_of(step, Rules.of(o or options()), seen))
 
 
 def test_cache_and_reading_of_prefill_and_decode(tmp_path):

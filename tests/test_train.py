@@ -18,7 +18,7 @@ from toymha.generation.generate import sample
 from toymha.model.gpt import GPT
 from toymha.schema import UserError
 from toymha.stop import Interrupted, Stop
-from toymha.timing import bench
+from toymha.timing import speed
 
 TINY = [
     "n_layer=1",
@@ -305,8 +305,8 @@ def test_seconds_survive_an_interruption(here, monkeypatch):
 
 def test_the_first_steps_of_a_process_are_no_speed(here):
     """The median of the seconds without the first three; a slow beginning and an outlier change nothing."""
-    assert bench.steady_tokens_per_s([9, 8, 7, 0.5, 0.5, 6, 0.25, 0.5], 64) == 128
-    assert bench.steady_tokens_per_s([1, 1, 1], 64) is None
+    assert speed.steady_tokens_per_s([9, 8, 7, 0.5, 0.5, 6, 0.25, 0.5], 64) == 128
+    assert speed.steady_tokens_per_s([1, 1, 1], 64) is None
     s = run().summary
     seconds = runs.Run(next(runs.find("outputs")).path, None).load_checkpoint()["step_seconds"]
     assert s["steady_tokens_per_s"] == pytest.approx(64 / statistics.median(seconds[3:]))

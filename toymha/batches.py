@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from toymha.data.corpus import Split, random_batch
-from toymha.data.pairs import pair_rows
+from toymha.data.pairs import pair_rows, sizes_of_pairs
 from toymha.model.seq2seq import Seq2Seq
 from toymha.schema import UserError
 
@@ -72,15 +72,6 @@ def pair_windows(
         yield (source_WS, split.tokens[at_WT - 1].long()), at_WT, counted_WT
 
 
-def sizes_of_pairs(split: Split) -> tuple[Tensor, Tensor]:
-    """source_D and target_D: tokens of each source, its begin mark included, and of each target, with the mark after it
-    (which the last one lacks). Raises ValueError for a text that is no pairs."""
-    if split.separators is None or split.starts is None:
-        raise ValueError("this text has no pairs of source and target")
-    ends_D = torch.cat([split.starts[1:] + 1, torch.tensor([len(split.tokens)])])
-    return split.separators - split.starts, ends_D - split.separators - 1
-
-
 def check_pairs(splits: Mapping[str, Split], seq_len: int) -> None:
     """Refuse pairs that an encoder or decoder of `seq_len` positions cannot read. Raises UserError with the numbers."""
     for name, split in splits.items():
@@ -97,9 +88,7 @@ def pairs_alike(split: Split, most: int = 32) -> Tensor:
     """docs_B: up to `most` pairs whose sources are equally long and whose targets are too, so that none is padded; the
     sizes are those that are most common."""
     source_D, target_D = sizes_of_pairs(split)
-    source_D, target_D = (
-        source_D[:-1] if len(source_D) > 1 else source_D,
-        target_D[:-1] if len(target_D) > 1 else target_D,
-    )
+    if len(source_D) > 1:  # the last target has no mark behind it
+        source_D, target_D = source_D[:-1], target_D[:-1]
     size_D = source_D * (int(target_D.max()) + 1) + target_D
     return (size_D == size_D.mode().values).nonzero().flatten()[:most]

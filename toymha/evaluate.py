@@ -11,20 +11,22 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from toymha.batches import pair_windows, pairs_alike, sizes_of_pairs
+from toymha.batches import pair_windows, pairs_alike
 from toymha.data.corpus import Split
-from toymha.data.pairs import pair_rows
+from toymha.data.pairs import pair_rows, sizes_of_pairs
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was)
 
 
+@contextlib.contextmanager
+def hooked(modules: Mapping[K, nn.Module], hear: Callable[[K, Tensor], None]) -> Iterator[None]:
+    """Inside, `hear` gets the name and the output of each module that runs; afterwards nobody listens."""
+    handles = [m.register_forward_hook(lambda _m, _i, out, name=name: hear(name, out)) for name, m in modules.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def unigram_loss(model: nn.Module, train: Split, split: Split, vocab_size: int) -> float:
     """Nats a token of one who knows the training frequencies (plus one each) of the kind of tokens that this model
     predicts, and no context: the bar to beat."""
@@ -271,29 +284,20 @@ def attention_statistics(model: GPT | Seq2Seq, *inputs: Tensor) -> dict[str, flo
     """By attention: standard deviation of the visible scores; of the pattern's rows the mean entropy in nats, the mean
     largest weight, and the gradient that passes the softmax, 1 - sum p^2 (the trace of its Jacobian)."""
     out: dict[str, float] = {}
+    found = attentions(model)
 
-    def watch(name: str, attn: Attention) -> None:
-        def on_scores(_m: nn.Module, _i: Any, scores_BHTS: Tensor) -> None:
-            visible = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=scores_BHTS.device)
-            visible = visible.tril() if attn.causal else visible
-            out[f"scores_std/{name}"] = scores_BHTS[..., visible].float().std().item()
+    def on_scores(name: str, scores_BHTS: Tensor) -> None:
+        visible = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=scores_BHTS.device)
+        visible = visible.tril() if found[name].causal else visible
+        out[f"scores_std/{name}"] = scores_BHTS[..., visible].float().std().item()
 
-        def on_pattern(_m: nn.Module, _i: Any, pattern_BHTS: Tensor) -> None:
-            pattern_BHTS = pattern_BHTS.float()
-            out[f"entropy/{name}"] = torch.special.entr(pattern_BHTS).sum(-1).mean().item()
-            out[f"largest/{name}"] = pattern_BHTS.amax(-1).mean().item()
-            out[f"passed/{name}"] = 1 - pattern_BHTS.square().sum(-1).mean().item()
+    def on_pattern(name: str, pattern_BHTS: Tensor) -> None:
+        pattern_BHTS = pattern_BHTS.float()
+        out[f"entropy/{name}"] = torch.special.entr(pattern_BHTS).sum(-1).mean().item()
+        out[f"largest/{name}"] = pattern_BHTS.amax(-1).mean().item()
+        out[f"passed/{name}"] = 1 - pattern_BHTS.square().sum(-1).mean().item()
 
-        handles.append(attn.scores.register_forward_hook(on_scores))
-        handles.append(attn.pattern.register_forward_hook(on_pattern))
-
-    handles: list[Any] = []
-    for name, attn in attentions(model).items():
-        watch(name, attn)
-    try:
-        with evaluating(model), torch.inference_mode():
-            model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    scores, patterns = ({name: getattr(attn, tap) for name, attn in found.items()} for tap in ("scores", "pattern"))
+    with evaluating(model), torch.inference_mode(), hooked(scores, on_scores), hooked(patterns, on_pattern):
+        model(*inputs)
     return out

@@ -28,7 +28,7 @@ from toymha.model.seq2seq import Seq2Seq
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
-from toymha.timing.bench import decoding_speed, steady_tokens_per_s
+from toymha.timing.speed import decoding_speed, steady_tokens_per_s
 
 
 @dataclass

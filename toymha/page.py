@@ -6,7 +6,9 @@ there is no date of drawing in a report. What it says is gathered here, as plain
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import math
 import os
 import re
@@ -29,6 +31,8 @@ from toymha.metrics import Result
 from toymha.report import Report, tuned_words
 from toymha.schema import word
 from toymha.table import Row
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 SIGNS = {"supported": "✓", "refuted": "✗", "undecided": "?"}  # a verdict is never told by colour alone
 
@@ -256,6 +260,13 @@ def href(path: PurePath) -> str:
 # From facts to text
 
 
+def with_script(name: str) -> dict[str, Any]:
+    """For a page whose policy allows one script alone: the script, and its digest, which names it there."""
+    script = (TEMPLATES / name).read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"script": Markup(script), "digest": digest}
+
+
 def render(name: str, **facts: Any) -> str:
     return environment(name.endswith(".html")).get_template(name).render(facts)
 
@@ -264,7 +275,7 @@ def render(name: str, **facts: Any) -> str:
 def environment(html: bool) -> Environment:
     """Of templates in which every expression is escaped, as HTML or as Markdown; a name that is missing is an error."""
     out = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=html,
         finalize=None if html else markdown,
         undefined=StrictUndefined,

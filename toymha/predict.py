@@ -155,7 +155,7 @@ def trial(point: Point, stop: Any) -> Pace | str:
     from toymha.device import set_up
     from toymha.model.gpt import GPT
     from toymha.stop import Interrupted
-    from toymha.timing.bench import decoding_speed
+    from toymha.timing.speed import decoding_speed
     from toymha.train import check_data, train_point
 
     c = point.config

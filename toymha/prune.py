@@ -23,7 +23,7 @@ from toymha.report import columns
 from toymha.runs import Run
 from toymha.schema import UserError, nearest
 from toymha.seeds import stream
-from toymha.timing.bench import decode_tokens_per_s
+from toymha.timing.speed import decode_tokens_per_s
 
 BATCH = 8  # sequences that decoding is timed with
 TURNS = 5  # times that each model is timed

@@ -142,12 +142,17 @@ def backward(forward: Any, batch: Batch, parts: int, device: torch.device, preci
     """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches."""
     loss = 0.0
     for inputs, y_BT, share in batch.parts(parts, device):
-        with arithmetic(precision, device):
-            logits_BTV = forward(*inputs)
-        part = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten()) * share
+        part = loss_of(forward, inputs, y_BT, device, precision) * share
         part.backward()
         loss += part.item()
     return loss
+
+
+def loss_of(forward: Any, inputs: tuple[Tensor, ...], y_BT: Tensor, device: torch.device, precision: str) -> Tensor:
+    """The mean loss of the tokens to predict, in nats."""
+    with arithmetic(precision, device):
+        logits_BTV = forward(*inputs)
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
 
 
 def progress_of(c: Config, state: dict[str, Any]) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from toymha.analysis.results import Head
-from toymha.evaluate import evaluating
+from toymha.evaluate import evaluating, hooked
 from toymha.model.gpt import GPT
 
 OF_HEADS = ("scores", "pattern", "z", "write")  # taps of each attention
@@ -45,32 +45,27 @@ def listening(model: GPT, *taps: str) -> Iterator[dict[str, list[Tensor]]]:
     """The same for whatever forward passes run inside, the last of which is kept; gradients flow, dropout acts as the
     model's mode has it. Raises KeyError for a tap that does not exist."""
     heard: dict[str, list[Tensor]] = {}
-    handles: list[Any] = []
-
-    def listen(module: nn.Module, tap: str, index: int) -> None:
-        def hear(_module: nn.Module, _inputs: Any, out: Tensor) -> None:
-            heard[tap][index] = out
-
-        handles.append(module.register_forward_hook(hear))
-
+    modules: dict[tuple[str, int], nn.Module] = {}
     for tap in taps:
         if tap not in TAPS:
             raise KeyError(f"no tap {tap}; there are {', '.join(TAPS)}")
         if tap in OF_MODEL:
             heard[tap] = [torch.empty(0)]
-            listen(getattr(model, tap), tap, 0)
+            modules[tap, 0] = getattr(model, tap)
         elif tap != "logits":
             heard[tap] = [torch.empty(0)] * len(model.blocks)
     for layer, block in enumerate(model.blocks):
         for tap in taps:
             if tap in OF_BLOCKS:
-                listen(getattr(block, tap), tap, layer)
+                modules[tap, layer] = getattr(block, tap)
             elif tap in OF_HEADS and block.attn.heads:  # type: ignore[union-attr]
-                listen(getattr(block.attn, tap), tap, layer)
+                modules[tap, layer] = getattr(block.attn, tap)
     headless = [layer for layer, block in enumerate(model.blocks) if not block.attn.heads]  # type: ignore[union-attr]
-    watch = model.embedded.register_forward_hook(lambda _m, _i, x_BTC: fill(x_BTC)) if headless else None
 
-    def fill(x_BTC: Tensor) -> None:
+    def hear(where: tuple[str, int], out: Tensor) -> None:
+        heard[where[0]][where[1]] = out
+
+    def fill(_name: str, x_BTC: Tensor) -> None:
         B, T, C = x_BTC.shape
         for layer in headless:
             attn: Any = model.blocks[layer].attn
@@ -78,11 +73,8 @@ def listening(model: GPT, *taps: str) -> Iterator[dict[str, list[Tensor]]]:
             for tap in set(taps) & shapes.keys():
                 heard[tap][layer] = x_BTC.new_empty(B, 0, *shapes[tap])
 
-    try:
+    with hooked(modules, hear), hooked({"embedded": model.embedded} if headless else {}, fill):
         yield heard
-    finally:
-        for handle in [*handles, *([watch] if watch else [])]:
-            handle.remove()
 
 
 @contextlib.contextmanager

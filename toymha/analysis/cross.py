@@ -20,7 +20,7 @@ from toymha.analysis.results import Head
 from toymha.data.corpus import Corpus, Split
 from toymha.data.pairs import pair_rows, pairs_of
 from toymha.data.units import SPACE, UnitTokenizer
-from toymha.evaluate import attentions, evaluating
+from toymha.evaluate import attentions, evaluating, hooked
 from toymha.generation.beam import write_targets
 from toymha.model.seq2seq import Seq2Seq
 from toymha.opened import Opened
@@ -133,22 +133,13 @@ def patterns(model: Seq2Seq, source_BS: Tensor, idx_BT: Tensor) -> dict[str, Ten
     """Every attention that runs -> its pattern_BHTS, float32, on the CPU: the weights without dropout. Without
     cross-attention the encoder does not run."""
     heard: dict[str, Tensor] = {}
-    handles: list[Any] = []
 
-    def listen(name: str, tap: Any) -> None:
-        def hear(_module: Any, _inputs: Any, pattern_BHTS: Tensor) -> None:
-            heard[name] = pattern_BHTS.float().cpu()
+    def hear(name: str, pattern_BHTS: Tensor) -> None:
+        heard[name] = pattern_BHTS.float().cpu()
 
-        handles.append(tap.register_forward_hook(hear))
-
-    for name, attn in attentions(model).items():
-        listen(name, attn.pattern)
-    try:
-        with evaluating(model), torch.inference_mode():
-            model(*(x.to(model.embed.weight.device) for x in (source_BS, idx_BT)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    taps = {name: attn.pattern for name, attn in attentions(model).items()}
+    with evaluating(model), torch.inference_mode(), hooked(taps, hear):
+        model(*(x.to(model.embed.weight.device) for x in (source_BS, idx_BT)))
     return heard
 
 

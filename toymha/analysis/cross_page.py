@@ -18,7 +18,7 @@ import numpy as np
 from toymha import runs
 from toymha.analysis import plots
 from toymha.analysis.cross import CrossStudy, Look, Pair, stack
-from toymha.analysis.page import boxes
+from toymha.analysis.page import boxes, scale
 from toymha.analysis.results import Head
 from toymha.page import render
 
@@ -88,8 +88,7 @@ def facts_of(found: CrossStudy, notes: Sequence[str]) -> dict[str, Any]:
         "rows": rows_told(found),
         "stacks": {stack(name): STACKS[stack(name)] for p in found.pairs for name in p.maps},
         "shown": [(i, p, _files(p), _drawn(found, p)) for i, p in enumerate(found.pairs, 1)],
-        "gradient": ", ".join("#" + bytes(c).hex() for c in plots.palette()[::15]),
-        "ticks": [(f"{t:g}", f"{100 * t**0.5:.1f}") for t in plots.TICKS],
+        **scale(),
     }
 
 

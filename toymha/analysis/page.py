@@ -7,7 +7,6 @@ H heads of a layer, N of the model, T query positions, S key positions.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +19,10 @@ from markupsafe import Markup
 from toymha import runs
 from toymha.analysis import plots, tables
 from toymha.analysis.results import Head, Passage, Study
-from toymha.page import render
+from toymha.page import render, with_script
 from toymha.pictures import Picture
 from toymha.plots import COLOURS, Style
 
-SCRIPT = Path(__file__).parent.parent / "templates" / "heads.js"
 UNITS = 65535  # of a weight of 1 in the page
 ALONG = "head_"  # tags of the logged scores: head_<score>/L0H3
 LEFT_OUT = ("diagonal", "second", "offset", "entropy")  # of those scores: they make no curve that is worth its room
@@ -95,8 +93,6 @@ def causal(passage: Passage) -> bool:
 
 def facts_of(study: Study, along: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> dict[str, Any]:
     """All that the template needs."""
-    script = SCRIPT.read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     matrices = matrices_of(study)
     return {
         "study": study,
@@ -105,16 +101,14 @@ def facts_of(study: Study, along: Sequence[Mapping[str, Any]], notes: Sequence[s
         "rows": [(n, [_card(study, head) for head in heads]) for n, heads in _layers(study.heads).items()],
         "widest": max((head.head + 1 for head in study.heads), default=1),
         "causal": study.passage is not None and causal(study.passage),
-        "gradient": ", ".join(_hex(c) for c in plots.palette()[::15]),
-        "ticks": [(f"{t:g}", f"{100 * t**0.5:.1f}") for t in plots.TICKS],
+        **scale(),
         "names": tables.explained(study),
         "clusters": tables.clusters(study),
         "tables": tables.of(study),
         "matrices": matrices,
         "along": along_training(study.heads, along),
         "pruning": _pruning(study),
-        "script": Markup(script),
-        "digest": digest,
+        **with_script("heads.js"),
         "data": Markup(_json(data_of(study, matrices))),
     }
 
@@ -124,8 +118,17 @@ def _card(study: Study, head: Head) -> dict[str, Any]:
     return {"name": head.name, "column": head.head + 1, "kind": tables.kind(study, head), "importance": importance}
 
 
-def _hex(colour: Sequence[int]) -> str:
-    return "#" + "".join(f"{int(c):02x}" for c in colour)
+def scale() -> dict[str, Any]:
+    """The colours of weights and their marks, for `weights_scale` in page.html."""
+    return {
+        "gradient": ", ".join("#" + c for c in colours()[::15]),
+        "ticks": [(f"{t:g}", f"{100 * t**0.5:.1f}") for t in plots.TICKS],
+    }
+
+
+def colours() -> list[str]:
+    """Of weights from 0 to 1, on the scale of their square roots, as hexadecimal digits."""
+    return [bytes(c).hex() for c in plots.palette()]
 
 
 def _json(value: Any) -> str:
@@ -149,7 +152,7 @@ def data_of(study: Study, matrices: Mapping[str, plots.Matrix]) -> dict[str, Any
         "causal": causal(passage),
         "titles": [tables.title(study, h).replace("\n", " · ") for h in study.heads],
         "patterns": packed,
-        "colours": "".join(_hex(c)[1:] for c in plots.palette()),
+        "colours": "".join(colours()),
         "first": tables.first(study),
     }
 

@@ -42,6 +42,15 @@ def pairs_of(split: Split) -> Iterator[tuple[list[int], list[int]]]:
         yield tokens[start:to], tokens[to + 1 : end]
 
 
+def sizes_of_pairs(split: Split) -> tuple[Tensor, Tensor]:
+    """source_D and target_D: tokens of each source, its begin mark included, and of each target, with the mark after it
+    (which the last one lacks). Raises ValueError for a text that is no pairs."""
+    if split.separators is None or split.starts is None:
+        raise ValueError("this text has no pairs of source and target")
+    ends_D = torch.cat([split.starts[1:] + 1, torch.tensor([len(split.tokens)])])
+    return split.separators - split.starts, ends_D - split.separators - 1
+
+
 def edit_distance(a: Sequence[int] | str, b: Sequence[int] | str) -> int:
     """The fewest insertions, deletions and replacements of one symbol that turn `a` into `b` (Levenshtein 1966)."""
     row = list(range(len(b) + 1))  # distances of the beginning of `a` from each beginning of `b`
@@ -66,7 +75,9 @@ def most_frequent(train: Split, split: Split) -> dict[str, float] | None:
     targets, each is right, and edits are counted from the nearest. None where the targets of the training split do not
     have a token for each token of their source.
     """
-    if not torch.equal(*_lengths(train)):
+    source_D, target_D = sizes_of_pairs(train)
+    target_D[-1] += 1  # it has no mark behind it, as every source has one before it
+    if not torch.equal(source_D, target_D):
         return None
     source_K, target_K = (side_K.numpy() for side_K in _sides(train))
     reading_V = _commonest(source_K, target_K, 1 + int(max(train.tokens.max(), split.tokens.max())))
@@ -98,12 +109,6 @@ def _ends(split: Split) -> Tensor:
     """end_D: where the next document begins, or the split ends."""
     assert split.starts is not None
     return torch.cat([split.starts[1:], torch.tensor([len(split.tokens)])])
-
-
-def _lengths(split: Split) -> tuple[Tensor, Tensor]:
-    """Tokens of each source, of each target (D each), without marks."""
-    assert split.starts is not None and split.separators is not None
-    return split.separators - split.starts - 1, _ends(split) - split.separators - 1
 
 
 def _sides(split: Split) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ def of_file(content: str, data: Data) -> str:
     Raises UserError for a line that is no pair, with its number.
     """
     found: dict[tuple[str, str], None] = {}
-    sides = ("source", data.source_unit or "char"), ("target", data.target_unit or "char")
+    sides = list(zip(("source", "target"), units(data)))
     for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
         if not line.strip():
             continue

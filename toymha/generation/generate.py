@@ -18,8 +18,6 @@ from toymha.opened import Opened, open_run
 from toymha.options import GenerateOptions
 from toymha.schema import UserError
 
-__all__ = ["Step", "generate_run", "sample", "steps"]
-
 ROWS = 64  # samples side by side
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
@@ -69,7 +67,7 @@ def asked(o: GenerateOptions, opened: Opened) -> list[Continuation]:
         raise UserError("stop holds an empty text, which every text holds; write stop=null for none")
     corpus, T = opened.corpus, opened.config.seq_len
     given = prompts.encode(prompts.read(o), corpus)
-    check_overflow(opened.model, o.overflow)  # type: ignore[arg-type]
+    check_overflow(opened.gpt, o.overflow)
     longest = max(len(p.ids) for p in given)
     if o.overflow == "stop" and longest > T:
         raise UserError(f"overflow=stop: a prompt of {longest} tokens does not fit seq_len={T}; overflow=crop cuts it")
@@ -108,12 +106,13 @@ def notes(o: GenerateOptions, opened: Opened, samples: list[Continuation]) -> No
         note(f"a prompt of {longest} tokens is longer than seq_len={T}: the model sees its last {T}")
 
 
-def note_the_end_of_the_context(o: GenerateOptions, opened: Opened) -> None:
+def note_the_end_of_the_context(o: GenerateOptions, opened: Opened, streamed: bool) -> None:
     """Told when it is reached, which many texts never do."""
     if o.overflow == "crop" and o.cache and opened.model.causal:
         T = opened.config.seq_len
         way_out = "; overflow=slide does without" if opened.config.pos in ("rope", "none") else ""
-        print(file=sys.stderr)  # a text that is being printed may be in the middle of a line
+        if streamed:  # the text is in the middle of a line
+            print(file=sys.stderr)
         note(f"from here on the last seq_len={T} tokens are read anew for each token, which is slow{way_out}")
 
 
@@ -129,7 +128,7 @@ def generate(o: GenerateOptions, opened: Opened, samples: list[Continuation], al
     rules = Rules.of(o)
     traced, out = [], OUTPUTS[o.output](samples, alone)
     made = steps(
-        opened.model,  # type: ignore[arg-type]
+        opened.gpt,
         [s.prompt.ids for s in samples],
         rules,
         opened.corpus.tokenizer.vocab_size,
@@ -144,7 +143,7 @@ def generate(o: GenerateOptions, opened: Opened, samples: list[Continuation], al
     try:
         for of_samples in made:
             if not told and any(step is not None and step.context_start for step in of_samples):
-                note_the_end_of_the_context(o, opened)
+                note_the_end_of_the_context(o, opened, alone and o.output == "text")
                 told = True
             for said, step in zip(samples, of_samples, strict=True):
                 if step is not None:

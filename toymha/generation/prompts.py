@@ -36,7 +36,6 @@ def check(o: GenerateOptions) -> None:
 
 def read(o: GenerateOptions) -> list[str]:
     """The texts of all prompts, in order; none given is one that is empty. Raises UserError for what is no text."""
-    check(o)
     if o.prompt_file is not None:
         return [_file(o.prompt_file, "prompt_file")]
     if o.prompts is not None:

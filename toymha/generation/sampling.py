@@ -56,8 +56,17 @@ def keep(logits_V: Tensor, rules: Rules, seen_V: Tensor) -> Tensor:
     `seen_V`: True for tokens that are in the text already. Raises UserError for logits that are no numbers.
     """
     check(logits_V)
-    kept_V = temper(penalise(logits_V.double(), seen_V, rules.repetition_penalty), rules.temperature)
-    return min_p(top_p(top_k(kept_V, rules.top_k), rules.top_p), rules.min_p)
+    return list(stages(logits_V, rules, seen_V).values())[-1]
+
+
+def stages(logits_V: Tensor, rules: Rules, seen_V: Tensor) -> dict[str, Tensor]:
+    """Rule -> the logits behind it, float64, in the order in which they act."""
+    out = {"repetition_penalty": penalise(logits_V.double(), seen_V, rules.repetition_penalty)}
+    out["temperature"] = temper(out["repetition_penalty"], rules.temperature)
+    out["top_k"] = top_k(out["temperature"], rules.top_k)
+    out["top_p"] = top_p(out["top_k"], rules.top_p)
+    out["min_p"] = min_p(out["top_p"], rules.min_p)
+    return out
 
 
 def check(logits_V: Tensor) -> None:

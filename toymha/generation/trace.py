@@ -7,7 +7,7 @@ length, and its query is the token before that one. H heads of a layer, S visibl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,6 @@ MOST_STEPS = 200  # in page and text
 TOP = 10  # candidates of a step
 LOOKS = 6  # tokens that a step looks at most, in words
 LONGEST = 300  # letters of the prompt above the steps
-REMOVERS = ("", "temperature", "top_k", "top_p", "min_p")  # rules that remove tokens, in the order in which they act
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def _view(s: Step, before: Step | None, ids: Sequence[int], names: Sequence[str]
     def look(row: np.ndarray, i: int) -> Look:
         return Look(names[ids[start + i]], start + i, float(row[i]))
 
-    candidates, others = candidates_of(s, names, removed_by(s, Rules.of(o), ids[: query + 1]))
+    candidates, others = candidates_of(s, names, stages_of(s, Rules.of(o), ids[: query + 1]))
     left = int(s.kept_V.isfinite().sum())
     return View(
         number=s.number,
@@ -172,20 +171,21 @@ def _view(s: Step, before: Step | None, ids: Sequence[int], names: Sequence[str]
     )
 
 
-def removed_by(s: Step, rules: Rules, seen: Sequence[int]) -> Tensor:
-    """by_V: for each token the number in REMOVERS of the first rule that removed it. `seen`: the text before."""
+def stages_of(s: Step, rules: Rules, seen: Sequence[int]) -> dict[str, Tensor]:
+    """Rule -> the logits behind it. `seen`: the text before."""
     seen_V = torch.zeros(len(s.logits_V), dtype=torch.bool)
     seen_V[list(seen)] = True
-    kept_V = sampling.penalise(s.logits_V.double(), seen_V, rules.repetition_penalty)
-    kept_V = sampling.temper(kept_V, rules.temperature)
-    by_V = kept_V.isneginf().long()
-    for n, rule in enumerate((sampling.top_k, sampling.top_p, sampling.min_p), 2):
-        kept_V = rule(kept_V, getattr(rules, REMOVERS[n]))
-        by_V[kept_V.isneginf() & (by_V == 0)] = n
-    return by_V
+    return sampling.stages(s.logits_V, rules, seen_V)
 
 
-def candidates_of(s: Step, names: Sequence[str], by_V: Tensor) -> tuple[list[Candidate], Candidate | None]:
+def remover(stages: Mapping[str, Tensor], token: int) -> str:
+    """The first rule that removed the token, or nothing."""
+    return next((rule for rule, kept_V in stages.items() if kept_V[token].isneginf()), "")
+
+
+def candidates_of(
+    s: Step, names: Sequence[str], stages: Mapping[str, Tensor]
+) -> tuple[list[Candidate], Candidate | None]:
     """The likeliest tokens before or after the rules, with the chosen one; and the others together, if there are any.
 
     Each column adds up to 1 over all of them.
@@ -197,7 +197,7 @@ def candidates_of(s: Step, names: Sequence[str], by_V: Tensor) -> tuple[list[Can
     out = []
     for i in order:
         after = float(after_V[i]) if kept_V[i] else None
-        out.append(Candidate(names[i], float(before_V[i]), after, i == s.token, REMOVERS[int(by_V[i])]))
+        out.append(Candidate(names[i], float(before_V[i]), after, i == s.token, remover(stages, i)))
     kept_V[order] = False
     before_V[order] = after_V[order] = 0
     n = len(before_V) - len(order)

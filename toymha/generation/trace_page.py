@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
-from toymha.analysis import plots
+from toymha.analysis.page import colours, scale
 from toymha.analysis.probe_plots import DASH, Axis, Line, lines
 from toymha.generation.trace_text import percent, removed
+from toymha.page import with_script
 from toymha.pictures import Picture
 from toymha.plots import COLOURS, Style
 
 if TYPE_CHECKING:
     from toymha.generation.trace import Trace
 
-SCRIPT = Path(__file__).parent.parent / "templates" / "trace.js"
 FARTHEST = 2000  # tokens of the prompt that are shown, the last ones
 ROOM = 1_000_000  # weights of attention: a byte each, and three bytes take four letters
 UNITS = 255  # of the square root of a weight: small weights are as legible as large ones
@@ -30,7 +27,6 @@ AS_READ, AGAIN = Style(COLOURS[0]), Style(COLOURS[1], DASH)  # tokens read: as i
 
 def facts_of(trace: Trace) -> dict[str, Any]:
     """All that the template needs."""
-    script = SCRIPT.read_text("utf-8")
     data, notes = data_of(trace)
     return {
         "trace": trace,
@@ -41,16 +37,10 @@ def facts_of(trace: Trace) -> dict[str, Any]:
         "pictures": _pictures(trace),
         "read": [("as it was", AS_READ), ("without a cache", AGAIN)],
         "recorded": any(v.rows_RS is not None for v in trace.views),
-        "gradient": ", ".join(_hex(c) for c in plots.palette()[::15]),
-        "ticks": [(f"{t:g}", f"{100 * t**0.5:.1f}") for t in plots.TICKS],
-        "script": Markup(script),
-        "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **scale(),
+        **with_script("trace.js"),
         "data": Markup(json.dumps(data, separators=(",", ":"))),  # numbers and names of heads: nothing from a text
     }
-
-
-def _hex(colour: Sequence[int]) -> str:
-    return "#" + "".join(f"{int(c):02x}" for c in colour)
 
 
 def data_of(trace: Trace) -> tuple[dict[str, Any], list[str]]:
@@ -72,8 +62,7 @@ def data_of(trace: Trace) -> tuple[dict[str, Any], list[str]]:
     for v in trace.views:
         rows_RS = None if v.rows_RS is None else v.rows_RS[: None if v.number < full else 1, max(0, begin - v.start) :]
         steps.append({"start": max(v.start, begin) - begin, "query": v.query - begin, "rows": pack(rows_RS)})
-    colours = "".join(_hex(c)[1:] for c in plots.palette())
-    return {"begin": begin, "names": trace.rows, "steps": steps, "colours": colours}, notes
+    return {"begin": begin, "names": trace.rows, "steps": steps, "colours": "".join(colours())}, notes
 
 
 def pack(rows_RS: np.ndarray | None) -> str:

@@ -1,6 +1,6 @@
-"""Models that write a target when they have read a source: how many are right, where they look, `toymha generate`.
+"""Models that write a target when they have read a source: how many are right, and `toymha generate` for such runs.
 
-H heads, S source and T target positions, W sources (clusters of pairs), V vocabulary.
+R samples side by side, W sources (clusters of pairs), V vocabulary.
 """
 
 from __future__ import annotations

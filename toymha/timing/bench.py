@@ -1,4 +1,4 @@
-"""How fast a model is, measured: `toymha bench`, and the speeds that a run notes of itself.
+"""How fast a model reads and writes, measured: `toymha bench`.
 
 B batch, T positions, P tokens of the prompt, S tokens of context, V vocabulary.
 """
@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from toymha.config import MODEL_KEYS, Config
 from toymha.data import tokenizer
 from toymha.data.corpus import load_corpus
 from toymha.device import arithmetic, pick_precision, set_up
-from toymha.evaluate import evaluating
 from toymha.model.cache import KVCache
 from toymha.model.gpt import GPT
 from toymha.options import BenchOptions
@@ -35,57 +33,13 @@ from toymha.subjects import check_words, described
 from toymha.timing.bench_plot import inference_plot
 from toymha.timing.bench_report import Results, in_short, inference_text
 from toymha.timing.machine import Timing, check_room, facts, memory_told, timed
-from toymha.timing.machine import synchronize as synchronize
 from toymha.timing.roofline import STORED, Rates, Work, decoding, judge, measure_rates, reading
+from toymha.timing.speed import decoding_pass, next_token
 
 # The keys that change how long inference takes: nothing is dropped, and an epsilon is another number in the same place.
 TIMED = {*MODEL_KEYS, "seq_len"} - {"attn_dropout", "resid_dropout", "norm_eps"}
-REPEATS = 5
-WARM_UP = 3  # steps of a process that are slower than all later ones
 MOST_SAMPLED = 32  # of the tokens that are made without a cache so many are timed, evenly spaced
 LONGEST_PASS = 4.0  # seconds that they may take together; where they would take longer, fewer are timed
-
-
-# Of a run
-
-
-def steady_tokens_per_s(step_seconds: list[float], tokens_per_step: int) -> float | None:
-    """Training speed by the median step, the first ones of the run left out; None where there are no others."""
-    steady = step_seconds[WARM_UP:]
-    return tokens_per_step / statistics.median(steady) if steady else None
-
-
-def decoding_speed(c: Config, vocab_size: int, device: torch.device, precision: str) -> float | None:
-    """Tokens per second of 8 sequences with a cache of `budget.decode_tokens` tokens; no weight changes it."""
-    T = c.budget.decode_tokens
-    if not T:
-        return None
-    longer = GPT(replace(c, seq_len=T), vocab_size).to(device)
-    with arithmetic(precision, device):
-        return decode_tokens_per_s(longer, 8, T - T // 32, T // 32, device)
-
-
-def decode_tokens_per_s(model: GPT, batch_size: int, prompt_len: int, new_tokens: int, device: torch.device) -> float:
-    """Tokens per second of single-token steps with a cache, after a prompt of random tokens; `device` is the model's.
-
-    Reading the prompt is not counted, nor is the first of the passes over `new_tokens` steps; the median of the others
-    is. prompt_len + new_tokens is at most seq_len. Raises UserError where that, or the model, allows no cache.
-    """
-    V, seconds = model.embed.num_embeddings, []
-    prompt_BT = torch.randint(V, (batch_size, prompt_len), generator=stream(0, "bench")).to(device)
-    with evaluating(model), torch.inference_mode():
-        cache = model.make_cache(batch_size, prompt_len + new_tokens)
-        model.hidden(prompt_BT, cache)  # without the head, whose logits of a long prompt may not fit in memory
-        for _ in range(1 + REPEATS):
-            cache.truncate(prompt_len)
-            idx_B1 = prompt_BT[:, -1:]
-            synchronize(device)
-            began = time.perf_counter()
-            for _ in range(new_tokens):
-                idx_B1 = model(idx_B1, cache).argmax(-1)
-            synchronize(device)
-            seconds.append(time.perf_counter() - began)
-    return batch_size * new_tokens / statistics.median(seconds[1:])
 
 
 # `toymha bench`: what is timed
@@ -187,11 +141,15 @@ def subjects_of(o: BenchOptions, words: list[str], extra: Path | None) -> list[S
             asked = f"seq_len={','.join(map(str, lengths))}"
             raise UserError(f"{asked}: give one; prompt_len= and new_tokens= decide what is timed, and it is raised")
         found = sized(points)
-    return [
-        Subject(label, replace(c, seq_len=max(c.seq_len, needed)), size, c.seq_len)
-        for label, c, size in found
-        if not refuse_encoder(label, c)
-    ]
+    refuse_encoders(found)
+    return [Subject(label, replace(c, seq_len=max(c.seq_len, needed)), size, c.seq_len) for label, c, size in found]
+
+
+def refuse_encoders(found: Sequence[tuple[str, Config, int]]) -> None:
+    """Raises UserError where a model has an encoder."""
+    for label, c, _ in found:
+        if c.n_encoder_layer is not None:
+            raise UserError(f"{label}: models with an encoder are not timed; choose one without n_encoder_layer")
 
 
 def sized(points: Sequence[Point]) -> list[tuple[str, Config, int]]:
@@ -202,13 +160,6 @@ def sized(points: Sequence[Point]) -> list[tuple[str, Config, int]]:
         if str(c.data) not in sizes:
             sizes[str(c.data)] = c.vocab_size or load_corpus(c.data).tokenizer.vocab_size
     return [(label, c, c.vocab_size or sizes[str(c.data)]) for label, c in found.items()]
-
-
-def refuse_encoder(label: str, c: Config) -> bool:
-    """Raises UserError for a model with an encoder."""
-    if c.n_encoder_layer is not None:
-        raise UserError(f"{label}: models with an encoder are not timed; choose one without n_encoder_layer")
-    return False
 
 
 def check(case: Case, weights: int, device: torch.device) -> None:
@@ -264,12 +215,7 @@ def with_cache(
         cache.truncate(0)
         next_token(model, idx_BT[:, :P], cache)
 
-    def decode() -> None:
-        cache.truncate(P)
-        idx_B1 = idx_BT[:, P : P + 1]
-        for _ in range(steps):
-            idx_B1 = next_token(model, idx_B1, cache)
-
+    decode = decoding_pass(model, cache, idx_BT[:, P : P + 1], P, steps)
     return (
         timed(prefill, repeats, device),
         timed(decode, repeats, device).over(steps),
@@ -291,11 +237,6 @@ def sampled(steps: int, seconds: float) -> list[int]:
     """Which of so many steps are timed: all, or evenly spaced ones. `seconds`: what the first takes, about."""
     n = max(2, min(steps, MOST_SAMPLED, int(LONGEST_PASS / max(seconds, 1e-9))))
     return [(2 * i + 1) * steps // (2 * n) for i in range(n)]
-
-
-def next_token(model: GPT, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
-    """idx_BT -> the most likely token after it, idx_B1."""
-    return model.unembed(model.hidden(idx_BT, cache)[:, -1:]).argmax(-1)
 
 
 def read_in_a_step(model: GPT, cache: KVCache, idx_B1: Tensor) -> int:

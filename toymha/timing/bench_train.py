@@ -15,23 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha import cost
+from toymha.batches import Batch
 from toymha.config import MODEL_KEYS, Config
-from toymha.device import arithmetic, pick_precision, set_up
+from toymha.device import pick_precision, set_up
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
 from toymha.optim import make_optimizers
 from toymha.options import BenchTrainOptions
 from toymha.seeds import stream
 from toymha.subjects import check_elsewhere, check_words, described
-from toymha.timing.bench import refuse_encoder, say, sized
+from toymha.timing.bench import refuse_encoders, say, sized
 from toymha.timing.bench_plot import training_plot
 from toymha.timing.bench_report import Results, in_short_of_step, training_text
 from toymha.timing.machine import check_room, facts, memory_told, timed
 from toymha.timing.roofline import STORED, Rates, measure_rates
+from toymha.train import backward, loss_of
 
 WARM_UP = 2  # steps that are not counted: the first also makes the optimizer's moments
 # That change a step; a norm's epsilon is another number in the same place.
@@ -79,7 +80,8 @@ def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = Non
     """
     check_elsewhere(words, OF_BENCH, "bench")
     check_words(words, TIMED, "of what is timed", {})
-    models = [m for m in sized(described(words, extra).points) if not refuse_encoder(m[0], m[1])]
+    models = sized(described(words, extra).points)
+    refuse_encoders(models)
     device, _ = set_up(replace(models[0][1], device=o.device, threads=o.threads, precision="fp32"))
     precisions = list(dict.fromkeys(pick_precision(p, device) for p in o.precision))
     cases = [
@@ -113,12 +115,13 @@ def check(case: Case, device: torch.device) -> None:
 def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dict[str, Any]:
     """One row, as numbers: `step`, and what is kept from the forward pass until the backward pass has used it."""
     c, model = case.config, GPT(case.config, case.vocab_size).to(device).train()
-    tokens = torch.randint(model.embed.num_embeddings, (c.batch_size, c.seq_len + 1), generator=stream(0, "bench")).to(
-        device
-    )
+    V = model.embed.num_embeddings
+    idx_BT = torch.randint(V, (c.batch_size, c.seq_len + 1), generator=stream(0, "bench")).to(device)
+    batch = Batch((idx_BT[:, :-1],), idx_BT[:, 1:], c.tokens_per_step)
     with path_of_attention(model, case.attention):
-        work = training_step(model, c, tokens, case.precision, device)
-        kept = saved(model, case.rows, lambda: loss_of(model, tokens[: case.rows], case.precision, device))
+        work = training_step(model, c, batch, case.precision, device)
+        inputs, y_BT, _ = next(batch.parts(c.grad_accum, device))
+        kept = saved(model, case.rows, lambda: loss_of(model, inputs, y_BT, device, case.precision))
         peak = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -145,26 +148,18 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dic
     }
 
 
-def training_step(model: GPT, c: Config, idx_BT: Tensor, precision: str, device: torch.device) -> Callable[[], None]:
+def training_step(model: GPT, c: Config, batch: Batch, precision: str, device: torch.device) -> Callable[[], None]:
     """What `train` does with one batch: forward, loss, backward, clip, step; here always with the same tokens."""
     optimizers = make_optimizers(model, c)
 
     def step() -> None:
-        for part_BT in idx_BT.chunk(c.grad_accum):
-            (loss_of(model, part_BT, precision, device) / c.grad_accum).backward()
+        backward(model, batch, c.grad_accum, device, precision)
         nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
     return step
-
-
-def loss_of(model: GPT, idx_BT: Tensor, precision: str, device: torch.device) -> Tensor:
-    """The mean loss in nats of each token but the first, from those before it."""
-    with arithmetic(precision, device):
-        logits_BTV = model(idx_BT[:, :-1])
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), idx_BT[:, 1:].flatten())
 
 
 @contextlib.contextmanager
