@@ -82,6 +82,12 @@ def test_command_line_beats_a_group(words, key, value):
         assert compose._get(config.plain(one(*order).config), key) == value
 
 
+@pytest.mark.parametrize("budget, beam", [("smoke", 1), ("quick", 4)])
+def test_a_budget_beats_a_model(budget, beam):
+    """A model says how its runs are looked at, and a budget may want less."""
+    assert compose.points(["model=encdec", f"budget={budget}"])[0].config.budget.beam == beam
+
+
 @pytest.mark.parametrize("multirun", [False, True])
 def test_two_ways_to_write_a_number_are_one(multirun):
     """1e-5 and 0.00001 are the same value, type and run, with and without -m."""
