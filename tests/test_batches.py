@@ -263,7 +263,7 @@ def test_eval_tells_the_numbers_of_the_run(trained, capsys, monkeypatch):
     other = trained.path.parents[2] / "other.tsv"
     other.write_text("ab\tba\nac\tca\nad\tda\nae\tea\n", encoding="utf-8")
     assert main(["eval", f"run={trained.path}", "data=pairs", f"path={other}", "split=train", "device=cpu"]) == 2
-    assert "leaves none for val" in capsys.readouterr().err
+    assert "leaves none for val; such shares need 11 or more" in capsys.readouterr().err
     assert main(["eval", f"run={trained.path}", "data=pairs", "device=cpu"]) == 2
     assert "data=pairs needs path=" in capsys.readouterr().err
 

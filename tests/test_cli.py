@@ -77,6 +77,15 @@ def found(root: str = "outputs") -> list[runs.Run]:
 # Mistakes
 
 MISTAKES = [
+    # own options of commands that take the keys of train too
+    ("cost shape=true", "unknown key shape; did you mean shapes?"),
+    ("cost comapre=mha,gqa", "unknown key comapre; did you mean compare?"),
+    ("cost compare=mha,gqqa", "compare=gqqa: no such model; did you mean gqa?"),
+    ("bench prompt_lne=32", "unknown key prompt_lne; did you mean prompt_len?"),
+    ("bench n_hed=4", "unknown key n_hed; did you mean n_head?"),
+    ("bench lr=4", "unknown key lr; did you mean optim.lr?"),
+    ("bench trian", "no command bench trian; did you mean bench train?"),
+    ("bench train repeat=3", "unknown key repeat; did you mean repeats?"),
     # commands and flags
     ("tran", "train"),
     ("trian data=pydoc", "train"),

@@ -6,6 +6,7 @@ Axes: W windows, T positions, V vocabulary; N tokens of a split.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from conftest import VOCAB, built, make, tokens
 from torch import nn
 
+from toymha.console import score_line
 from toymha.data.corpus import Split
 from toymha.evaluate import Score, attention_statistics, evaluate, evaluating, unigram_loss, windows
 from toymha.model.gpt import GPT
@@ -197,8 +199,11 @@ def test_standard_error_is_the_spread_of_estimates():
 
 
 def test_one_window_has_no_standard_error():
-    """There is nothing to compare it with: not a number, and not zero."""
-    assert math.isnan(evaluate(built(make()), split_of(17), 16).se)
+    """There is nothing to compare it with: not a number, and not zero. JSON has no nan, and the screen says nothing."""
+    score = evaluate(built(make()), split_of(17), 16)
+    assert math.isnan(score.se) and score.to_dict()["se"] is None
+    json.dumps(score.to_dict(), allow_nan=False)
+    assert "±" not in score_line("validation", score.to_dict())
 
 
 def test_a_subset_is_always_the_same():

@@ -175,6 +175,8 @@ def test_load_of_what_is_no_run():
     with pytest.raises(UserError) as e:
         runs.Run.load("outputs")
     assert str(run.path) in str(e.value)
+    with pytest.raises(UserError, match=f"did you mean {run.path}"):
+        runs.Run.load(str(run.path).replace("n_head=2", "n_head=4"))
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])

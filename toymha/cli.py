@@ -60,6 +60,9 @@ def dispatch(words: list[str]) -> int:
     if (second := next((w for w in rest if f"{name} {w}" in COMMANDS), None)) is not None:
         rest.remove(second)
         name = f"{name} {second}"
+    seconds = [c.partition(" ")[2] for c in COMMANDS if c.startswith(f"{name} ")]
+    if strange := [w for w in rest if "=" not in w and nearest(w, seconds)]:
+        raise UserError(f"no command {name} {strange[0]}{nearest(strange[0], [f'{name} {s}' for s in seconds])}")
     command = COMMANDS[name]
     if flags.help:
         print(help_of(name, command, flags.config_dir))

@@ -6,6 +6,7 @@ Imports neither hydra nor torch at the top, so that help and completion answer a
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toymha import config
+from toymha.config import GROUPS, SPECIAL
 from toymha.help import COMPLETION, Command
 from toymha.options import (
     BenchOptions,
@@ -281,11 +283,23 @@ def _quoted(word: str, rest: str) -> str:
 
 
 def own_and_rest(spec: type, words: list[str], flags: Flags) -> tuple[Any, list[str]]:
-    """The options of a command that also takes the keys of `train`, and the words that are not its own."""
+    """The options of a command that also takes the keys of `train`, and the words that are not its own.
+
+    Raises UserError for a word that is nearest to one of its own options, which those who read the rest do not know.
+    """
+    from toymha.words import ELSEWHERE
+
     if flags.cfg:
         raise UserError("--cfg belongs to `toymha train` and `toymha plan`")
     own = [w for w in words if "=" in w and w.partition("=")[0] in keys(spec)]
-    return read_options(spec, own), [w for w in words if w not in own]
+    rest = [w for w in words if w not in own]
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        others = [*GROUPS, *config.keys(), *SPECIAL, *ELSEWHERE]
+        close = difflib.get_close_matches(name, [*keys(spec), *others], n=1)
+        if equals and name not in others and close and close[0] in keys(spec):
+            raise UserError(f"unknown key {name}; did you mean {close[0]}?")
+    return read_options(spec, own), rest
 
 
 def read_options(spec: type, words: Sequence[str]) -> Any:

@@ -117,8 +117,9 @@ def again(c: Config) -> str:
 
 
 def score_line(what: str, s: dict[str, Any]) -> str:
+    error = "" if s["se"] is None else f" ± {s['se']:.4f}"
     return (
-        f"{what:18} loss {s['loss']:.4f} ± {s['se']:.4f} nats   perplexity {s['ppl']:.4f}   "
+        f"{what:18} loss {s['loss']:.4f}{error} nats   perplexity {s['ppl']:.4f}   "
         f"{s['bits_per_char']:.4f} bits/char   {s['tokens']:,} tokens"
     )
 

@@ -78,6 +78,7 @@ class Score:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {
+            "se": self.se if math.isfinite(self.se) else None,  # JSON has no nan
             "ppl": self.ppl,
             "bits_per_char": self.bits_per_char,
             "bits_per_byte": self.bits_per_byte,

@@ -142,9 +142,10 @@ def _relations(
     for i, tag in enumerate(tags, 1):
         name = tag.removeprefix(RIGHT)
         lines = [curve(row, logged, tag, s) for row, s in zip(rows, style)]
-        floor = next((f for row in rows if (f := row.mean(table.split, "parts", name, "floor")) is not None), None)
+        floors = {row.mean(table.split, "parts", name, "floor") for row in rows}
         caption = "Probability of the right class."
-        caption += "" if floor is None else f" Floor of its loss: {floor:.3f} nats."
+        if len(floors) == 1 and (floor := floors.pop()) is not None:  # of all curves
+            caption += f" Floor of its loss: {floor:.3f} nats."
         if any(c.series for c in lines):
             drawn = curves(lines, "probability", f"relation{i}", 220, (-0.03, 1.03))
             out.append(Picture(name, drawn, caption))

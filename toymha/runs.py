@@ -33,7 +33,7 @@ import yaml
 from toymha import config
 from toymha.config import Config
 from toymha.provenance import git, processor, version
-from toymha.schema import UserError
+from toymha.schema import UserError, nearest
 
 FILES = (
     *("config.yaml", "run.json", "metrics.jsonl", "summary.json", "tokenizer.json", "log.txt"),
@@ -131,8 +131,10 @@ class Run:
         """A run folder for reading. Raises UserError when there is none, with the nearest one that exists."""
         path = Path(path).expanduser()
         if not (path / "run.json").is_file():
-            inside = [p.path for p in find(path)][:3] if path.is_dir() else []
-            hint = f"; runs in it: {', '.join(map(str, inside))}" if inside else ""
+            here = next((p for p in (path, *path.parents) if p.is_dir()), path)
+            near = [str(p.path) for p in find(here)] if here != Path(".") and here != here.parent else []
+            more = ", ..." if len(near) > 3 else ""
+            hint = f"; runs in it: {', '.join(near[:3])}{more}" if near and here == path else nearest(str(path), near)
             raise UserError(f"{path} is not a run folder{hint or f' (looked in {path.absolute()})'}")
         info = read_json(path / "run.json")
         try:

@@ -232,7 +232,7 @@ class Table:
         tested = "test: whole test split; " if self.split == "test" else ""
         out = [
             f"loss: mean over seeds, nats a token, whole split, last weights; {tested}best: of the best evaluation;",
-            "rows as they were asked for, not ranked; differences to the first row"
+            "rows in the order of their settings, not ranked; differences to the first row"
             + (f" of the same {', '.join(self.slices)}" if self.slices else "")
             + ", paired by seed; * p < 0.05 after Holm",
         ]
@@ -249,7 +249,7 @@ class Table:
         apart = [row.name for row, m in zip(self.rows, self.compared_in) if m.name == "bits_per_char"]
         other = [row.name for row, m in zip(self.rows, self.compared_in) if m.name == "exact"]
         if other:
-            said = f"losses of targets alone stand beside losses of source and target: {'; '.join(other[:MOST_NAMES])}"
+            said = f"losses of targets alone stand beside losses of whole texts: {'; '.join(other[:MOST_NAMES])}"
             return [f"warning: {said}; compare exact, not loss, perplexity, bits/char or tokens/s"]
         if apart:
             names = "; ".join(apart[:MOST_NAMES]) + (f" and {len(apart) - MOST_NAMES} more" * (len(apart) > MOST_NAMES))

@@ -6,6 +6,7 @@ the splits, which are cut by position, are alike. No torch here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -140,8 +141,10 @@ def cut(whole: str, data: Data) -> dict[str, str]:
     out = {}
     for name, (low, high) in edges(len(begins), data.split).items():
         if low == high:
+            enough = (n for n in itertools.count(1) if all(a < b for a, b in edges(n, data.split).values()))
             raise UserError(
-                f"data={data.name} has {len(begins)} different sources: data.split={data.split} leaves none for {name}"
+                f"data={data.name} has {len(begins)} different sources: data.split={data.split} leaves none for "
+                f"{name}; such shares need {next(enough)} or more"
             )
         out[name] = "\n".join(lines[begins[low] : [*begins, len(lines)][high]]) + "\n"
     return out

@@ -61,6 +61,7 @@ def training_plot(rows: list[Row], _rates: Rates, folder: Path) -> None:
                 fontsize=9,
                 ha="right",
                 va="top",
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
             )
     for axes, what in ((left, "tokens a second"), (right, "bytes kept in training")):
         lengths(axes, sorted({r["seq_len"] for r in rows}), "context, tokens")

@@ -80,7 +80,7 @@ def with_spread(phase: dict[str, Any]) -> list[str]:
     """The median, and the least and most: `1.24 ms`, `1.2-1.4`."""
     unit = seconds(phase["median"]).split()[1]
     size = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[unit]
-    return [seconds(phase["median"]), f"{phase['low'] / size:.3g}-{phase['high'] / size:.3g}"]
+    return [seconds(phase["median"]), f"{number(phase['low'] / size)}-{number(phase['high'] / size)}"]
 
 
 def percent(value: float) -> str:
