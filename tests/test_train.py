@@ -84,15 +84,15 @@ def same_files(a, b):
     )
 
 
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
+@pytest.mark.parametrize("words", [("optim=adamw",), ("optim=muon",), ("optim=muon", "threads=2")])
 @pytest.mark.parametrize("deaths", [[1], [5], [7], [13], [4, 11, 12]])
-def test_killed_and_resumed_is_never_killed(here, optim, deaths):
+def test_killed_and_resumed_is_never_killed(here, words, deaths):
     """Law 8: dying at any step and resuming gives the same weights and the same rows, to the bit."""
-    whole = run(f"optim={optim}", "name=whole")
+    whole = run(*words, "name=whole")
     for step in deaths:
         with pytest.raises(MemoryError):
-            run(f"optim={optim}", "name=cut", console=Failing(step, die))
-    cut = run(f"optim={optim}", "name=cut")
+            run(*words, "name=cut", console=Failing(step, die))
+    cut = run(*words, "name=cut")
     assert rows(cut) == rows(whole) and same_files(cut, whole)
     assert cut.summary["val"] == whole.summary["val"] and cut.summary["best"] == whole.summary["best"]
 
@@ -171,8 +171,10 @@ def test_looking_changes_no_weight(here):
     assert (a.path / "model.safetensors").read_bytes() == (b.path / "model.safetensors").read_bytes()
 
 
-def test_seed_decides_everything(here):
-    a, b, c = run("name=a"), run("name=b"), run("name=c", "seed=1")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_seed_decides_everything(here, threads):
+    """To the bit, on the same number of threads."""
+    a, b, c = (run(f"name={name}", f"threads={threads}", f"seed={seed}") for name, seed in zip("abc", (0, 0, 1)))
     assert rows(a) == rows(b) and same_files(a, b)
     assert rows(a) != rows(c)
 

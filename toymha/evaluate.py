@@ -25,6 +25,7 @@ from toymha.data.pairs import pair_rows, sizes_of_pairs
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
+from toymha.team import ALONE, Team
 
 K = TypeVar("K")
 
@@ -93,21 +94,29 @@ def evaluate(
     max_tokens: int | None = None,
     batch_tokens: int = 4096,
     poll: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
 ) -> Score:
     """The model's score on the whole split, or on about `max_tokens` of it in windows spread evenly, always the same.
 
     `batch_tokens`: how many tokens to evaluate at once; it changes no result. `poll` is called between batches and may
-    raise. The standard error is that of the mean over tokens, with the tokens of a window taken as one cluster.
+    raise. `team`: who reads the batches. The standard error is that of the mean over tokens, with the tokens of a
+    window taken as one cluster.
     """
     device = next(model.parameters()).device
     sums, counts, floors, tagged = [], [], [], Tagged(split)
+
+    def read(page: tuple[tuple[Tensor, ...], Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        inputs, at_WT, counted_WT = page
+        y_WT = split.tokens[at_WT].long()
+        logits_WTV = model(*(x.to(device) for x in inputs)).float()
+        nats_WT = F.cross_entropy(logits_WTV.transpose(1, 2), y_WT.to(device), reduction="none")
+        return at_WT, counted_WT, logits_WTV, nats_WT.double().cpu() if device.type != "mps" else nats_WT.cpu().double()
+
     with evaluating(model), torch.inference_mode():
-        for inputs, at_WT, counted_WT in pages(model, split, seq_len, max_tokens, batch_tokens):
+        for at_WT, counted_WT, logits_WTV, nats_WT in team.map(
+            read, pages(model, split, seq_len, max_tokens, batch_tokens)
+        ):
             poll()
-            y_WT = split.tokens[at_WT].long()
-            logits_WTV = model(*(x.to(device) for x in inputs)).float()
-            nats_WT = F.cross_entropy(logits_WTV.transpose(1, 2), y_WT.to(device), reduction="none")
-            nats_WT = nats_WT.double().cpu() if device.type != "mps" else nats_WT.cpu().double()
             sums.append((nats_WT * counted_WT).sum(1))
             counts.append(counted_WT.sum(1).double())
             if split.logp is not None:

@@ -28,6 +28,7 @@ from toymha.model.seq2seq import Seq2Seq
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
+from toymha.team import Team
 from toymha.timing.speed import decoding_speed, steady_tokens_per_s
 
 
@@ -42,6 +43,7 @@ class Lab:
     precision: str
     console: Console
     stop: Stop
+    team: Team
     state: dict[str, Any]  # step, tokens, seconds of training, of each step, of all; losses since the last row, best
     began: float = field(default_factory=time.perf_counter)
 
@@ -83,7 +85,12 @@ class Lab:
         poll = self.stop.check if max_tokens is None else lambda: None
         with arithmetic(self.precision, self.device):
             return evaluate(
-                self.model, self.corpus.splits[split], self.run.config.seq_len, max_tokens=max_tokens, poll=poll
+                self.model,
+                self.corpus.splits[split],
+                self.run.config.seq_len,
+                max_tokens=max_tokens,
+                poll=poll,
+                team=self.team,
             )
 
     def look(self, log: Log) -> bool:

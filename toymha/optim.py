@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from toymha.config import Config, Optim
+from toymha.team import ALONE, Team
 
 
-def make_optimizers(model: nn.Module, c: Config) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, c: Config, team: Team = ALONE) -> list[torch.optim.Optimizer]:
     """Each parameter in exactly one group: matrices are decayed, vectors not; Muon takes the matrices inside blocks."""
     o = c.optim
     named = {id(p): (name, p) for name, p in model.named_parameters()}  # a tied tensor once
@@ -30,7 +32,7 @@ def make_optimizers(model: nn.Module, c: Config) -> list[torch.optim.Optimizer]:
     if not for_muon:
         return [adamw]
     assert o.muon_lr is not None and o.muon_momentum is not None and o.muon_weight_decay is not None  # config checks
-    return [adamw, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay)]
+    return [adamw, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay, team)]
 
 
 class Muon(torch.optim.Optimizer):
@@ -41,7 +43,10 @@ class Muon(torch.optim.Optimizer):
     arithmetic torch's products run over 100 times slower than fp32 ones, and one step took seconds).
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float, team: Team = ALONE
+    ) -> None:
+        self.team = team
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -51,13 +56,16 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     by_shape[p.shape].append(p)
-            for shape, params in by_shape.items():
-                self._step_shape(group, shape, params)
+                    if "momentum" not in self.state[p]:
+                        self.state[p]["momentum"] = torch.zeros_like(p)
+            n = self.team.n
+            shares = [share for params in by_shape.values() for k in range(n) if (share := params[k::n])]
+            for _ in self.team.map(partial(self._step_some, group), shares):
+                pass
 
-    def _step_shape(self, group: dict, shape: torch.Size, params: list[Tensor]) -> None:
-        for p in params:
-            if "momentum" not in self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
+    def _step_some(self, group: dict, params: list[Tensor]) -> None:
+        """Of matrices of one shape."""
+        shape = params[0].shape
         moments = [self.state[p]["momentum"] for p in params]
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(moments, grads, 1 - group["momentum"])

@@ -21,6 +21,7 @@ from toymha.data.corpus import Corpus, check_lengths, load_corpus
 from toymha.device import arithmetic, set_up
 from toymha.lab import Lab
 from toymha.log import Log
+from toymha.model.parts import drawing
 from toymha.model.seq2seq import make_model
 from toymha.optim import lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
@@ -28,6 +29,7 @@ from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
 from toymha.start import first_weights
 from toymha.stop import Interrupted, Stop
+from toymha.team import ALONE, Team, members
 from toymha.timing.machine import check_room
 
 TRAINING_BYTES = 16  # a parameter: itself, its gradient and two moments, each in fp32
@@ -94,11 +96,12 @@ def train(
     """
     c, b, text = run.config, run.config.budget, corpus.splits["train"]
     model = make_model(c, corpus.tokenizer.vocab_size).to(device)
-    optimizers = make_optimizers(model, c)
+    team = team_for(c, device, model)
+    optimizers = make_optimizers(model, c, team)
     state = restore(run, first, model, optimizers)
-    lab = Lab(run, corpus, model, device, precision, console, stop, state)
+    lab = Lab(run, corpus, model, device, precision, console, stop, team, state)
     forward = compiled(model, c, device, precision, console) if c.compile else model
-    with Log(run, state["step"]) as log:
+    with team, Log(run, state["step"]) as log:
         going = lab.begin(log)
         while going and progress_of(c, state) < 1:
             if stop.signum:
@@ -108,18 +111,19 @@ def train(
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
             batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
-            if c.attn_dropout or c.resid_dropout:
-                torch.manual_seed(stream_seed(c.seed_of_data, "dropout", state["step"]))
-            loss = backward(forward, batch, c.grad_accum, device, precision)
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
+            dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"])
+            loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
+            with team.resting():
+                grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
             if not math.isfinite(loss + grad_norm):  # before it reaches the weights
                 rate = f"learning rate {c.optim.lr * factor:.3g}"
                 lab.diverged(f"loss {loss}, gradient norm {grad_norm} at step {state['step'] + 1}, {rate}")
                 going = False
                 break
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            with team.resting():
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
             state["losses"].append(loss)
             state["step"] += 1
             state["tokens"] += batch.tokens
@@ -138,13 +142,40 @@ def train(
     console.finish(run)
 
 
-def backward(forward: Any, batch: Batch, parts: int, device: torch.device, precision: str) -> float:
-    """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches."""
-    loss = 0.0
-    for inputs, y_BT, share in batch.parts(parts, device):
-        part = loss_of(forward, inputs, y_BT, device, precision) * share
-        part.backward()
-        loss += part.item()
+def team_for(c: Config, device: torch.device, model: nn.Module) -> Team:
+    """Those who share each micro-batch. A compiled model is one program for the whole of it."""
+    rows = 0 if c.compile else c.batch_size // c.grad_accum
+    return Team(members(device, sum(p.numel() for p in model.parameters()), rows))
+
+
+def backward(
+    forward: Any,
+    batch: Batch,
+    parts: int,
+    device: torch.device,
+    precision: str,
+    dropout_seed: int = 0,
+    team: Team = ALONE,
+) -> float:
+    """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches.
+
+    In a team each member takes a part of a micro-batch, and dropout draws from a stream of its own in each part. The
+    gradients are added in the order of the parts, so that the same number of members gives the same bits.
+    """
+
+    loss, leaves = 0.0, list(forward.parameters())
+
+    def work(numbered: tuple[int, tuple[tuple[Tensor, ...], Tensor, float]]) -> tuple[float, tuple[Tensor | None, ...]]:
+        k, (inputs, y_BT, share) = numbered
+        with drawing(stream_seed(dropout_seed, k), device):
+            part = loss_of(forward, inputs, y_BT, device, precision) * share
+        return part.item(), torch.autograd.grad(part, leaves, allow_unused=True)
+
+    for part, gradients in team.map(work, enumerate(batch.parts(parts * team.n, device))):
+        loss += part
+        for p, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None:
+                p.grad = gradient if p.grad is None else p.grad.add_(gradient)
     return loss
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from toymha.config import Config
 from toymha.model.cache import LayerCache
-from toymha.model.parts import Place, rotate, visible
+from toymha.model.parts import Place, dropout, rotate, visible
 
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
@@ -111,8 +111,10 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def can_fuse(self) -> bool:
-        """Whether nobody listens to what the fused kernel never builds; on a CPU the two are equally fast."""
-        return not (self.scores._forward_hooks or self.pattern._forward_hooks)
+        """Whether nobody listens to what the fused kernel never builds, and it is not to draw dropout on a CPU, where all
+        threads would share one generator. On a CPU the two are equally fast."""
+        draws = self.dropout and self.training and self.w_q.weight.is_cpu
+        return not (self.scores._forward_hooks or self.pattern._forward_hooks or draws)
 
     def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The same in one kernel, which knows the causal mask and needs no T x S tensor."""
@@ -148,7 +150,7 @@ class Attention(nn.Module):
             pattern_BHTS = (scores_BHTS + bias.masked_fill_(hidden, float("-inf"))).softmax(dim=-1)
             pattern_BHTS = pattern_BHTS if blind is None else pattern_BHTS * ~blind
         pattern_BHTS = self.pattern(pattern_BHTS)
-        return F.dropout(pattern_BHTS, self.dropout, self.training) @ v_BHSD
+        return dropout(pattern_BHTS, self.dropout, self.training) @ v_BHSD
 
     def share(self, x_BGSD: Tensor) -> Tensor:
         """Each key/value head for the R query heads that read it: (B, G, S, D) -> (B, H, S, D)."""

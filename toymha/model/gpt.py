@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toymha.config import Config
 from toymha.model.attention import Attention, CrossAttention, NoHeads
 from toymha.model.cache import KVCache, LayerCache
-from toymha.model.parts import MLPS, NORMS, Place, rotary_tables, sinusoid_table
+from toymha.model.parts import MLPS, NORMS, Place, dropout, rotary_tables, sinusoid_table
 from toymha.schema import UserError
 from toymha.seeds import stream
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
         return self.after_mlp(self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
 
     def drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+        return dropout(x, self.dropout, self.training)
 
 
 def make_norm(c: Config) -> nn.Module:
@@ -150,7 +150,7 @@ class Transformer(nn.Module):
             rope = (self.cos_TD[here], self.sin_TD[here])
             if padding_B is not None:  # one row of angles for all heads
                 rope = (rope[0][:, None], rope[1][:, None])
-        x_BTC = self.embedded(F.dropout(x_BTC, self.dropout, self.training) if self.dropout else x_BTC)
+        x_BTC = self.embedded(dropout(x_BTC, self.dropout, self.training))
         return x_BTC, Place(rope)
 
     def unembed(self, x_BTC: Tensor) -> Tensor:

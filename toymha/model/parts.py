@@ -5,6 +5,9 @@ B batch, T positions, S key positions, C dim, E half of a width, D head_dim, H h
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -70,6 +73,33 @@ class SwigluMLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+
+
+CHANCE = threading.local()  # .generator: what `dropout` draws from in this thread
+
+
+@contextlib.contextmanager
+def drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, dropout draws from the stream of this seed, in this thread alone where the device is a CPU: torch's own
+    dropout draws from one generator for all threads, so that it would be a matter of chance which of them draws what.
+    """
+    if device.type != "cpu":
+        torch.manual_seed(seed)
+        yield
+        return
+    CHANCE.generator = torch.Generator().manual_seed(seed)
+    try:
+        yield
+    finally:
+        CHANCE.generator = None
+
+
+def dropout(x: Tensor, p: float, training: bool) -> Tensor:
+    """Zero with probability p, else x / (1 - p); x itself in evaluation."""
+    generator = getattr(CHANCE, "generator", None)
+    if not (p and training) or generator is None:
+        return F.dropout(x, p, training) if p else x
+    return x * torch.empty_like(x).bernoulli_(1 - p, generator=generator).div_(1 - p)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}

@@ -1,0 +1,197 @@
+"""Laws of threads that share a batch: the same gradients, the same bits each time, the same order.
+
+B batch, T positions, C dim.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from conftest import built, make, tokens
+
+from toymha.batches import UNCOUNTED, Batch
+from toymha.data.corpus import Split
+from toymha.device import arithmetic
+from toymha.evaluate import evaluate
+from toymha.optim import make_optimizers
+from toymha.team import Team, members
+from toymha.train import backward
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def four_threads():
+    """That a team may divide."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def gradients(c, batch, n, parts=1, precision="fp32", seed=0):
+    """The loss, and the gradient of each parameter."""
+    model = built(c).train()
+    with Team(n) as team:
+        loss = backward(model, batch, parts, CPU, precision, seed, team)
+    return loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+def text(B=6, T=16):
+    idx_BT = tokens(B, T + 1)
+    return Batch((idx_BT[:, :-1],), idx_BT[:, 1:], B * T)
+
+
+def pairs(B=6, S=7, T=5):
+    """Targets of different lengths."""
+    idx_BT, y_BT = tokens(B, T), tokens(B, T, 1)
+    for b in range(B):
+        y_BT[b, T - b // 2 :] = UNCOUNTED
+    return Batch((tokens(B, S, 2), idx_BT), y_BT, int((y_BT != UNCOUNTED).sum()))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize(
+    "words, batch",
+    [((), text()), (("n_kv_head=2", "pos=rope"), text()), (("model=encdec",), pairs()), (("model=no_cross",), pairs())],
+)
+def test_a_team_finds_the_gradients_of_one(words, batch, n, parts):
+    """Also where 6 rows go to 4, and where tokens are not spread evenly; what nobody hears has no gradient."""
+    c = make(*words)
+    loss, whole = gradients(c, batch, 1)
+    shared, found = gradients(c, batch, n, parts)
+    assert shared == pytest.approx(loss, rel=1e-6)
+    assert (None in whole.values()) == ("model=no_cross" in words)
+    for name, g in whole.items():
+        assert (found[name] is None) == (g is None)
+        if g is not None:
+            assert torch.allclose(found[name], g, rtol=1e-4, atol=1e-6 * float(g.abs().max() + 1)), name
+
+
+def test_a_team_finds_the_gradients_of_one_in_bf16():
+    """Autocast reaches the members."""
+    (loss, whole), (shared, found) = (gradients(make(), text(), n, precision="bf16") for n in (1, 2))
+    assert shared == pytest.approx(loss, rel=2e-3) and shared != gradients(make(), text(), 2)[0]
+    for name, g in whole.items():
+        assert (found[name] - g).norm() < 0.05 * g.norm(), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("words", [("resid_dropout=0.3",), ("attn_dropout=0.3",)])
+def test_dropout_in_a_team_is_the_same_each_time(words, n):
+    """To the bit, whoever is faster; another seed is another draw, and so is another part of the batch."""
+    c = make(*words)
+    loss, first = gradients(c, text(), n)
+    for _ in range(5):
+        again, found = gradients(c, text(), n)
+        assert again == loss and all(torch.equal(found[name], g) for name, g in first.items())
+    assert gradients(c, text(), n, seed=1)[0] != loss
+    row_1T = tokens(1, 17)
+    alike = Batch((row_1T[:, :-1].expand(3, -1),), row_1T[:, 1:].expand(3, -1), 48)
+    one = Batch((row_1T[:, :-1],), row_1T[:, 1:], 16)
+    assert gradients(c, alike, 3)[0] != pytest.approx(gradients(c, one, 1)[0], rel=1e-6)
+
+
+def test_muon_in_a_team_takes_the_same_step():
+    """Each matrix is orthogonalised by one of the members."""
+    c = make("optim=muon")
+    after = []
+    for n in (1, 3):
+        model = built(c).train()
+        with Team(n) as team:
+            optimizers = make_optimizers(model, c, team)
+            for step in range(3):
+                for p in model.parameters():
+                    p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step + p.numel()))
+                for optimizer in optimizers:
+                    optimizer.step()
+        after.append(model.state_dict())
+    for name, p in after[0].items():
+        assert torch.allclose(after[1][name], p, atol=1e-5), name
+
+
+@pytest.mark.parametrize("max_tokens", [None, 100])
+def test_a_team_finds_the_score_of_one(max_tokens):
+    split = Split(tokens(1, 500)[0].to(torch.uint8), 499, 499)
+    model = built(make())
+    alone = evaluate(model, split, 16, max_tokens=max_tokens, batch_tokens=32)
+    with Team(3) as team:
+        shared = evaluate(model, split, 16, max_tokens=max_tokens, batch_tokens=32, team=team)
+    assert shared.tokens == alone.tokens
+    assert (shared.loss, shared.se) == pytest.approx((alone.loss, alone.se), rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_results_come_in_order_and_only_what_is_needed_is_taken(n):
+    """A member that is slow holds up its own result and those behind it, not their order."""
+    taken, last = [], threading.Event()
+
+    def items():
+        for i in range(20):
+            taken.append(i)
+            yield i
+
+    def work(i):
+        if i == 0 and n > 1:
+            last.wait(5)  # until its neighbour is done
+        elif i == 1:
+            last.set()
+        return i * i
+
+    with Team(n) as team:
+        results = team.map(work, items())
+        assert next(results) == 0 and len(taken) <= n + 1
+        assert list(results) == [i * i for i in range(1, 20)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_a_member_raises_is_raised_here(n):
+    done = []
+
+    def work(i):
+        if i == 2:
+            raise ZeroDivisionError
+        done.append(i)
+        return i
+
+    with Team(n) as team:
+        with pytest.raises(ZeroDivisionError):
+            list(team.map(work, range(1000)))
+        assert len(done) < 10
+        assert list(team.map(str, range(3))) == ["0", "1", "2"]  # it goes on
+
+
+def test_members_compute_as_the_caller_does():
+    """With or without gradients, in inference mode, in autocast; and each on its share of the threads."""
+    with Team(2) as team:
+
+        def modes(_):
+            x = torch.ones(1, requires_grad=True) * 2
+            product = torch.ones(2, 2) @ torch.ones(2, 2)
+            return x.requires_grad, torch.is_inference_mode_enabled(), product.dtype, torch.get_num_threads()
+
+        def all_modes():
+            return set(team.map(modes, range(8)))
+
+        assert all_modes() == {(True, False, torch.float32, 2)}
+        with torch.no_grad():
+            assert all_modes() == {(False, False, torch.float32, 2)}
+        with torch.inference_mode(), arithmetic("bf16", CPU):
+            assert all_modes() == {(False, True, torch.bfloat16, 2)}
+        assert all_modes() == {(True, False, torch.float32, 2)}
+        with team.resting():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 4
+
+
+def test_who_shares_a_batch():
+    """On a CPU as many as there are threads, where the model is small and there are rows for all."""
+    assert members(CPU, 1_000_000, 12) == 4
+    assert members(CPU, 1_000_000, 3) == 1
+    assert members(CPU, 100_000_000, 12) == 1
+    assert members(torch.device("cuda"), 1_000_000, 12) == 1
+    torch.set_num_threads(1)
+    assert members(CPU, 1_000_000, 12) == 1
