@@ -111,8 +111,8 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
     def can_fuse(self) -> bool:
-        """Whether nobody listens to what the fused kernel never builds, and it is not to draw dropout on a CPU, where all
-        threads would share one generator. On a CPU the two are equally fast."""
+        """Whether nobody listens to what the fused kernel never builds, and no dropout is to be drawn on a CPU, where
+        all threads have one generator. On a CPU the two are equally fast."""
         draws = self.dropout and self.training and self.w_q.weight.is_cpu
         return not (self.scores._forward_hooks or self.pattern._forward_hooks or draws)
 
