@@ -6,6 +6,8 @@ Axes: R rows, C columns of a matrix.
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from conftest import ENCODERS, MODELS, VOCAB, built, make, tokens
 
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import make_model
-from toymha.optim import Muon, lr_factor, make_optimizers, orthogonalise, set_lr
+from toymha.optim import Muon, _iterated, _iterated_by_gram, lr_factor, make_optimizers, orthogonalise, set_lr
 
 SHAPES = [(16, 48), (48, 16), (24, 24), (24, 24), (1, 8)]
 
@@ -71,6 +73,64 @@ def test_set_lr_scales_each_peak():
         assert [[g["lr"] for g in o.param_groups] for o in optimizers] == [[0.01 * factor] * 2, [0.2 * factor]]
 
 
+def test_adamw_is_pytorchs():
+    """Step by step to the bit, by torch.optim.AdamW's fused kernel; each goes on from what the other has saved."""
+    c = make("optim=adamw", "bias=true", "optim.weight_decay=0.2", "optim.eps=1e-6")
+    model, peer = built(c), built(c)
+    (mine,) = make_optimizers(model, c)
+    groups = [[p for p in peer.parameters() if (p.ndim >= 2) == matrices] for matrices in (True, False)]
+    theirs = torch.optim.AdamW(
+        [{"params": g, "weight_decay": d} for g, d in zip(groups, (0.2, 0.0))],
+        lr=c.optim.lr,
+        betas=tuple(c.optim.betas),
+        eps=1e-6,
+        fused=True,
+    )
+    for step in range(6):
+        for i, (p, q) in enumerate(zip(model.parameters(), peer.parameters(), strict=True)):
+            p.grad = q.grad = noise(p.shape, 100 * step + i)
+        if step == 3:
+            saved, other = mine.state_dict(), theirs.state_dict()
+            assert all(torch.equal(saved["state"][i][k], v) for i, s in other["state"].items() for k, v in s.items())
+            (mine,) = make_optimizers(model, c)
+            mine.load_state_dict(other)
+            theirs.load_state_dict(saved | {"param_groups": other["param_groups"]})
+        mine.step()
+        theirs.step()
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), peer.parameters()))
+
+
+def test_a_saved_state_of_other_parameters_is_refused():
+    (small,), (large,) = (make_optimizers(built(c), c) for c in (make("optim=adamw"), make("optim=adamw", "n_layer=1")))
+    with pytest.raises(ValueError, match="other parameters"):
+        small.load_state_dict(large.state_dict())
+
+
+def test_what_is_loaded_is_a_copy():
+    """The optimizer that saved it may go on."""
+    a, b = (Muon([torch.nn.Parameter(torch.ones(2, 2))], **HYPER) for _ in range(2))
+    (a.params[0]).grad = torch.eye(2)
+    a.step()
+    b.load_state_dict(a.state_dict())
+    before = b.state[b.params[0]]["momentum"].clone()
+    a.step()
+    assert torch.equal(b.state[b.params[0]]["momentum"], before)
+
+
+def test_a_step_needs_no_compiler():
+    """torch's own Optimizer imports it, which takes longer than all else before the first step."""
+    code = """
+import sys, torch
+from toymha.optim import AdamW, Muon
+p = torch.nn.Parameter(torch.ones(2, 2))
+p.grad = torch.ones(2, 2)
+AdamW([{"params": [p], "weight_decay": 0.1}], 0.1, (0.9, 0.99), 1e-8).step()
+Muon([p], 0.1, 0.9, 0.1).step()
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # Muon
 
 
@@ -122,6 +182,18 @@ def test_muon_is_pytorchs():
     peer = steps(lambda params: torch.optim.Muon(params, **HYPER, nesterov=True, adjust_lr_fn="original"))
     for shape, start, a, b in zip(SHAPES, map(noise, SHAPES, range(9)), steps(ours), peer):
         assert (a - b).norm() < 0.02 * (b - start).norm(), shape
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (16, 64), (32, 100)])
+def test_the_way_by_gram_matrices_gives_the_same(shape):
+    """As the way that is written in the paper, for wide matrices of even and of very uneven singular values."""
+    u, _, vt = torch.linalg.svd(noise((3, *shape)), full_matrices=False)
+    for least, close in ((-1, 1e-5), (-5, 5e-4)):
+        x_NRC = u * torch.logspace(least, 0, shape[0]) @ vt
+        x_NRC = x_NRC / x_NRC.norm(dim=(-2, -1), keepdim=True)
+        exact = _iterated(x_NRC.double())
+        assert (_iterated_by_gram(x_NRC) - exact).abs().max() < close
+        assert torch.equal(orthogonalise(x_NRC), _iterated_by_gram(x_NRC / x_NRC.norm(dim=(-2, -1), keepdim=True)))
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])

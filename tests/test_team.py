@@ -15,7 +15,6 @@ from toymha.batches import UNCOUNTED, Batch
 from toymha.data.corpus import Split
 from toymha.device import arithmetic
 from toymha.evaluate import evaluate
-from toymha.optim import make_optimizers
 from toymha.team import Team, members
 from toymha.train import backward
 
@@ -93,24 +92,6 @@ def test_dropout_in_a_team_is_the_same_each_time(words, n):
     alike = Batch((row_1T[:, :-1].expand(3, -1),), row_1T[:, 1:].expand(3, -1), 48)
     one = Batch((row_1T[:, :-1],), row_1T[:, 1:], 16)
     assert gradients(c, alike, 3)[0] != pytest.approx(gradients(c, one, 1)[0], rel=1e-6)
-
-
-def test_muon_in_a_team_takes_the_same_step():
-    """Each matrix is orthogonalised by one of the members."""
-    c = make("optim=muon")
-    after = []
-    for n in (1, 3):
-        model = built(c).train()
-        with Team(n) as team:
-            optimizers = make_optimizers(model, c, team)
-            for step in range(3):
-                for p in model.parameters():
-                    p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step + p.numel()))
-                for optimizer in optimizers:
-                    optimizer.step()
-        after.append(model.state_dict())
-    for name, p in after[0].items():
-        assert torch.allclose(after[1][name], p, atol=1e-5), name
 
 
 @pytest.mark.parametrize("max_tokens", [None, 100])

@@ -25,6 +25,7 @@ from toymha.generation.translate import all_ways, match
 from toymha.log import Log, learned
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
+from toymha.optim import Optimizer
 from toymha.runs import Run
 from toymha.schema import UserError
 from toymha.stop import Stop
@@ -183,7 +184,7 @@ class Lab:
         log.row(self.state["step"], row)
         losses.clear()
 
-    def checkpoint(self, optimizers: list[torch.optim.Optimizer]) -> None:
+    def checkpoint(self, optimizers: list[Optimizer]) -> None:
         moments, wall = [o.state_dict() for o in optimizers], {"wall_seconds": self.wall_seconds}
         self.run.save_checkpoint(self.state | wall | {"model": self.model.state_dict(), "optimizers": moments})
         self.run.update(step=self.state["step"], **wall)

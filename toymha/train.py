@@ -23,7 +23,7 @@ from toymha.lab import Lab
 from toymha.log import Log
 from toymha.model.parts import drawing
 from toymha.model.seq2seq import make_model
-from toymha.optim import lr_factor, make_optimizers, set_lr
+from toymha.optim import AdamW, Optimizer, lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
 from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
@@ -97,7 +97,7 @@ def train(
     c, b, text = run.config, run.config.budget, corpus.splits["train"]
     model = make_model(c, corpus.tokenizer.vocab_size).to(device)
     team = team_for(c, device, model)
-    optimizers = make_optimizers(model, c, team)
+    optimizers = make_optimizers(model, c)
     state = restore(run, first, model, optimizers)
     lab = Lab(run, corpus, model, device, precision, console, stop, team, state)
     forward = compiled(model, c, device, precision, console) if c.compile else model
@@ -120,10 +120,10 @@ def train(
                 lab.diverged(f"loss {loss}, gradient norm {grad_norm} at step {state['step'] + 1}, {rate}")
                 going = False
                 break
-            with team.resting():
-                for optimizer in optimizers:
+            for optimizer in optimizers:
+                with team.resting() if isinstance(optimizer, AdamW) else contextlib.nullcontext():
                     optimizer.step()
-                    optimizer.zero_grad()
+                optimizer.zero_grad()
             state["losses"].append(loss)
             state["step"] += 1
             state["tokens"] += batch.tokens
@@ -196,9 +196,7 @@ def warmup_share(c: Config) -> float:
     return c.optim.warmup / c.max_steps if c.max_steps else 0.0
 
 
-def restore(
-    run: Run, first: dict[str, Tensor] | None, model: nn.Module, optimizers: list[torch.optim.Optimizer]
-) -> dict[str, Any]:
+def restore(run: Run, first: dict[str, Tensor] | None, model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
     """The last checkpoint, loaded into model and optimizers; the rest of it is the state of the loop."""
     new = {"step": 0, "tokens": 0, "seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "losses": [], "best": None}
     saved = run.load_checkpoint()
