@@ -10,7 +10,7 @@ training  Seconds of a step, and peak memory of the whole command, at three shap
           hardware multiplies it fast (nanoGPT computes in fp32 on every CPU). A round's number is the median of its
           steps without the first fifth, which warms up.
 decoding  128 tokens after a prompt of 512, one sequence, 4 layers, dim 256, 4 heads, context 1,024.
-loss      From typing the command to its end: nanoGPT's README recipe for CPU, and `toymha train budget=nano`. Both
+loss      From typing the command to its end: nanoGPT's README recipe for CPU, and `toymha train recipe=nano`. Both
           models are scored by toymha on the whole validation split, in windows of their context.
 sweep     5 numbers of heads x 3 seeds, to the loss of nanoGPT's README recipe: one `toymha train -m`, and a shell loop
           over nanoGPT, of which one run of each number of heads is timed and counted three times.
@@ -218,7 +218,7 @@ def loss(b: Bench) -> dict[str, Any]:
     for _ in range(b.rounds):
         _, seconds, _ = b.nanogpt(*README.split(), "--always_save_checkpoint=True")
         theirs.append(seconds)
-        folder, seconds, _ = b.toymha("budget=nano", f"threads={b.threads}")
+        folder, seconds, _ = b.toymha("recipe=nano", f"threads={b.threads}")
         ours.append(seconds)
         losses.append((score_nanogpt(b), val_loss(folder)[0]))
     out = told("the whole command, to its validation loss", theirs, ours, lambda s: f"{s:.1f} s")
@@ -262,7 +262,7 @@ def sweep(b: Bench) -> dict[str, Any]:
         each.append(seconds)
     theirs = len(SEEDS) * sum(each)
     heads, seeds = ",".join(map(str, HEADS)), ",".join(map(str, SEEDS))
-    folder, ours, _ = b.toymha("-m", f"n_head={heads}", f"seed={seeds}", "budget=nano")
+    folder, ours, _ = b.toymha("-m", f"n_head={heads}", f"seed={seeds}", "recipe=nano")
     found = val_loss(folder)
     out = told(f"a sweep of {len(HEADS) * len(SEEDS)} runs", [theirs], [ours], lambda s: f"{s:,.0f} s")
     print(f"  validation loss of toymha's runs: {min(found):.4f} to {max(found):.4f}")

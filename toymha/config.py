@@ -21,7 +21,7 @@ from toymha.combinations import PAIRED as PAIRED
 from toymha.schema import key
 from toymha.statement import Sweep
 
-GROUPS = ("model", "data", "optim", "budget", "sweep")  # folders of conf/
+GROUPS = ("model", "data", "optim", "budget", "recipe", "sweep")  # folders of conf/
 SPECIAL = ("like", "compare")  # what the command line takes beside groups and keys
 REPLICATES = ("seed", "init_seed", "data_seed")  # keys that repeat a setting and make none
 

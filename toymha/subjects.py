@@ -11,7 +11,7 @@ from toymha.compose import Experiment, experiment
 from toymha.config import GROUPS
 from toymha.schema import UserError
 
-DESCRIBING = {"model", "data", "like", "sweep", "compare"}  # words that describe models beside their keys
+DESCRIBING = {"model", "data", "recipe", "like", "sweep", "compare"}  # words that describe models beside their keys
 
 PREFIXES = {
     1000: ("", "k", "M", "G", "T", "P", "E", "Z"),

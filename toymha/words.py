@@ -192,7 +192,7 @@ def _check_choice(group: str, value: Any, extra: Path | None) -> None:
     if group == "data" and isinstance(value, str) and value not in valid and (Path(value).suffix or "/" in value):
         kind = "pairs" if Path(value).suffix == ".tsv" else "file"
         raise UserError(f"data={value}: a file of your own is data={kind} data.path={value}")
-    if value not in valid and not (group == "sweep" and value is None):
+    if value not in valid and not (group in ("recipe", "sweep") and value is None):
         raise UserError(
             f"{group}={typed(value)}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}"
         )

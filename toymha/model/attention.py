@@ -20,6 +20,7 @@ from toymha.model.parts import Place, dropout, rotate, visible
 
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
+FEW = 8  # tokens
 
 
 class Attention(nn.Module):
@@ -98,7 +99,11 @@ class Attention(nn.Module):
     def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x_BTC -> q_BHTD, k_BGSD, v_BGSD (one head each where heads are tied)."""
         w_q, w_k, w_v = self.w_q, self.w_k, self.w_v
-        # One wide product is faster than three narrow ones; laying the weights side by side costs next to nothing.
+        if x_BTC.shape[0] * x_BTC.shape[1] <= FEW:
+            q, k, v = w_q(x_BTC), w_k(x_BTC), w_v(x_BTC)
+            return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
+        # One wide product is faster than three narrow ones; laying the weights side by side costs next to nothing, but
+        # for a few tokens as much as the product.
         weight = torch.cat((w_q.weight, w_k.weight, w_v.weight))
         bias = None if w_q.bias is None else torch.cat((w_q.bias, w_k.bias, w_v.bias))
         qkv = F.linear(x_BTC, weight, bias)
