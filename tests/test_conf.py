@@ -19,7 +19,8 @@ TWO_STEPS = [*QUICK, "budget.steps=2", "budget.tokens=null", "budget.minutes=nul
 REAL = [m for m, file in FILES.items() if file and "vocab_size" in file]  # they have their true sizes
 MODELS = [m for m in choices("model") if m not in REAL]
 LOCAL = [d for d in choices("data") if d not in ("file", "pairs") and not SOURCES[d].files]
-BUNDLES = [("model", m) for m in MODELS] + [("optim", o) for o in choices("optim")] + [("data", d) for d in LOCAL]
+BUNDLES = [("model", m) for m in MODELS] + [("data", d) for d in LOCAL]
+BUNDLES += [(group, choice) for group in ("optim", "recipe") for choice in choices(group)]
 
 
 @pytest.mark.parametrize("group, choice", BUNDLES)
