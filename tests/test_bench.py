@@ -21,6 +21,7 @@ from toymha.cli import main
 from toymha.model.attention import Attention
 from toymha.options import BenchOptions, BenchTrainOptions
 from toymha.schema import UserError, build, keys
+from toymha.team import ALONE
 from toymha.timing import bench, bench_report, bench_train, machine, roofline
 from toymha.timing.roofline import Rates, Work, decoding, judge, reading
 from toymha.train import loss_of
@@ -510,7 +511,7 @@ def test_a_step_is_that_of_training(monkeypatch, clip):
     c = make("batch_size=4", "grad_accum=2", f"optim.clip={clip}")
     x, model, other = tokens(B=4, T=17), built(c), built(c)
     monkeypatch.setattr(bench_train, "make_optimizers", lambda m, c: [torch.optim.SGD(m.parameters(), lr=1.0)])
-    bench_train.training_step(model, c, Batch((x[:, :-1],), x[:, 1:], 64), "fp32", CPU)()
+    bench_train.training_step(model, c, Batch((x[:, :-1],), x[:, 1:], 64), "fp32", CPU, ALONE)()
     F.cross_entropy(other(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
     norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
     assert norm > 0.2

@@ -113,17 +113,13 @@ def train(
             batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
             dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"])
             loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
-            with team.resting():
-                grad_norm = nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
+            grad_norm = clipped(model, c, team)
             if not math.isfinite(loss + grad_norm):  # before it reaches the weights
                 rate = f"learning rate {c.optim.lr * factor:.3g}"
                 lab.diverged(f"loss {loss}, gradient norm {grad_norm} at step {state['step'] + 1}, {rate}")
                 going = False
                 break
-            for optimizer in optimizers:
-                with team.resting() if isinstance(optimizer, AdamW) else contextlib.nullcontext():
-                    optimizer.step()
-                optimizer.zero_grad()
+            move(optimizers, team)
             state["losses"].append(loss)
             state["step"] += 1
             state["tokens"] += batch.tokens
@@ -177,6 +173,20 @@ def backward(
             if gradient is not None:
                 p.grad = gradient if p.grad is None else p.grad.add_(gradient)
     return loss
+
+
+def clipped(model: nn.Module, c: Config, team: Team) -> float:
+    """The norm of the whole gradient, which is then no longer than the configuration allows."""
+    with team.resting():
+        return nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
+
+
+def move(optimizers: list[Optimizer], team: Team) -> None:
+    """One step along the gradients, which are gone afterwards. Muon's products are work enough for all threads."""
+    for optimizer in optimizers:
+        with team.resting() if isinstance(optimizer, AdamW) else contextlib.nullcontext():
+            optimizer.step()
+        optimizer.zero_grad()
 
 
 def loss_of(forward: Any, inputs: tuple[Tensor, ...], y_BT: Tensor, device: torch.device, precision: str) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,12 +26,13 @@ from toymha.optim import make_optimizers
 from toymha.options import BenchTrainOptions
 from toymha.seeds import stream
 from toymha.subjects import check_elsewhere, check_words, described
+from toymha.team import Team
 from toymha.timing.bench import refuse_encoders, say, sized
 from toymha.timing.bench_plot import training_plot
 from toymha.timing.bench_report import Results, in_short_of_step, training_text
 from toymha.timing.machine import check_room, facts, memory_told, timed
 from toymha.timing.roofline import STORED, Rates, measure_rates
-from toymha.train import backward, loss_of
+from toymha.train import backward, clipped, loss_of, move, team_for
 
 WARM_UP = 2  # steps that are not counted: the first also makes the optimizer's moments
 # That change a step; a norm's epsilon is another number in the same place.
@@ -118,8 +118,8 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dic
     V = model.embed.num_embeddings
     idx_BT = torch.randint(V, (c.batch_size, c.seq_len + 1), generator=stream(0, "bench")).to(device)
     batch = Batch((idx_BT[:, :-1],), idx_BT[:, 1:], c.tokens_per_step)
-    with path_of_attention(model, case.attention):
-        work = training_step(model, c, batch, case.precision, device)
+    with path_of_attention(model, case.attention), team_for(c, device, model) as team:
+        work = training_step(model, c, batch, case.precision, device, team)
         inputs, y_BT, _ = next(batch.parts(c.grad_accum, device))
         kept = saved(model, case.rows, lambda: loss_of(model, inputs, y_BT, device, case.precision))
         peak = None
@@ -148,16 +148,16 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dic
     }
 
 
-def training_step(model: GPT, c: Config, batch: Batch, precision: str, device: torch.device) -> Callable[[], None]:
+def training_step(
+    model: GPT, c: Config, batch: Batch, precision: str, device: torch.device, team: Team
+) -> Callable[[], None]:
     """What `train` does with one batch: forward, loss, backward, clip, step; here always with the same tokens."""
     optimizers = make_optimizers(model, c)
 
     def step() -> None:
-        backward(model, batch, c.grad_accum, device, precision)
-        nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        backward(model, batch, c.grad_accum, device, precision, team=team)
+        clipped(model, c, team)
+        move(optimizers, team)
 
     return step
 
