@@ -15,6 +15,7 @@ from toymha.batches import UNCOUNTED, Batch
 from toymha.data.corpus import Split
 from toymha.device import arithmetic
 from toymha.evaluate import evaluate
+from toymha.model.parts import drawing, dropout
 from toymha.team import Team, members
 from toymha.train import backward
 
@@ -176,3 +177,17 @@ def test_who_shares_a_batch():
     assert members(torch.device("cuda"), 1_000_000, 12) == 1
     torch.set_num_threads(1)
     assert members(CPU, 1_000_000, 12) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_scales_what_it_keeps(dtype):
+    """Each number is 0, or x / (1 - p) rounded once; as many are 0 as p says; the gradient is the same mask."""
+    x = torch.full((200, 500), 7.0, dtype=dtype, requires_grad=True)
+    with drawing(0, CPU):
+        y = dropout(x, 0.1, True)
+        assert torch.equal(dropout(x, 0.1, False), x)
+    kept = torch.tensor(7 / 0.9).to(dtype)  # in bf16 7 x bf16(1 / 0.9) would be another number
+    assert y.unique().tolist() == [0.0, pytest.approx(kept.item(), rel=1e-6)]
+    assert (y == 0).double().mean().item() == pytest.approx(0.1, abs=0.005)
+    y.sum().backward()
+    assert torch.equal(x.grad != 0, y != 0) and x.grad.max().item() == pytest.approx(1 / 0.9, rel=1e-2)

@@ -158,7 +158,6 @@ def backward(
     In a team each member takes a part of a micro-batch, and dropout draws from a stream of its own in each part. The
     gradients are added in the order of the parts, so that the same number of members gives the same bits.
     """
-
     loss, leaves = 0.0, list(forward.parameters())
 
     def work(numbered: tuple[int, tuple[tuple[Tensor, ...], Tensor, float]]) -> tuple[float, tuple[Tensor | None, ...]]:

@@ -99,7 +99,8 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     generator = getattr(CHANCE, "generator", None)
     if not (p and training) or generator is None:
         return F.dropout(x, p, training) if p else x
-    return x * torch.empty_like(x).bernoulli_(1 - p, generator=generator).div_(1 - p)
+    kept = x * torch.empty_like(x).bernoulli_(1 - p, generator=generator)
+    return kept.mul_(1 / (1 - p))  # by a number of full precision, also where x is in bf16
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
