@@ -1,6 +1,6 @@
 """toymha against nanoGPT on this machine, in one run: the two take turns, A B A B ...
 
-    python scripts/versus.py --nanogpt PATH --data FILE                      all of it, about an hour on two cores
+    python scripts/versus.py --nanogpt PATH --data FILE                      all of it, about half an hour
     python scripts/versus.py --nanogpt PATH --data FILE --only training      or some of it: training,decoding,loss,sweep
 
 PATH is a checkout of nanoGPT (it is copied to a temporary folder and not changed), FILE the tiny shakespeare text. Both
@@ -92,7 +92,6 @@ class Bench:
 
     folder: Path
     data: Path
-    text: str
     threads: int
     rounds: int
     steps: int
@@ -288,7 +287,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(o.nanogpt, text, folder)
-        b = Bench(folder, o.data.absolute(), text, o.threads, o.rounds, o.steps)
+        b = Bench(folder, o.data.absolute(), o.threads, o.rounds, o.steps)
         for part in o.only.split(","):
             result[part] = PARTS[part](b)
     print(json.dumps(result))

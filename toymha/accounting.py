@@ -13,12 +13,13 @@ from typing import Any
 
 from toymha import cost as formulas
 from toymha.compose import Experiment, Point
-from toymha.config import MODEL_KEYS, Config, choices
+from toymha.config import MODEL_KEYS, Config
 from toymha.options import CostOptions
-from toymha.schema import UserError, nearest
+from toymha.schema import UserError
 from toymha.schema import word as typed
 from toymha.subjects import amount, check_words, described
 from toymha.table import columns
+from toymha.words import check_choice
 
 # The keys that change a number; scores are divided by something, which only the walk of a tensor shows.
 UNCOUNTED = {"norm_eps", "rope_theta", "score_scale", "attn_dropout", "resid_dropout"}
@@ -42,8 +43,7 @@ def cost(o: CostOptions, words: Sequence[str], extra: Path | None = None) -> int
         if any(w.startswith("model=") for w in words):
             raise UserError(f"compare={','.join(o.compare)} names the models; leave out model=")
         for name in o.compare:
-            if name not in (valid := choices("model", extra)):
-                raise UserError(f"compare={name}: no such model{nearest(name, valid)}; models: {', '.join(valid)}")
+            check_choice("model", name, extra, "compare")
         words.append(f"model={','.join(o.compare)}")
     asked = described(words, extra)
     if o.shapes:

@@ -142,7 +142,8 @@ def _relations(
     for i, tag in enumerate(tags, 1):
         name = tag.removeprefix(RIGHT)
         lines = [curve(row, logged, tag, s) for row, s in zip(rows, style)]
-        floors = {row.mean(table.split, "parts", name, "floor") for row in rows}
+        ended = [row for row in rows if row.mean(table.split, "parts", name, "loss") is not None]
+        floors = {row.mean(table.split, "parts", name, "floor") for row in ended}
         caption = "Probability of the right class."
         if len(floors) == 1 and (floor := floors.pop()) is not None:  # of all curves
             caption += f" Floor of its loss: {floor:.3f} nats."

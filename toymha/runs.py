@@ -132,7 +132,9 @@ class Run:
         path = Path(path).expanduser()
         if not (path / "run.json").is_file():
             here = next((p for p in (path, *path.parents) if p.is_dir()), path)
-            near = [str(p.path) for p in find(here)] if here != Path(".") and here != here.parent else []
+            # Of a path that is typed from here; a whole disk would take long to walk.
+            walk = path.is_dir() or (here != Path(".") and not path.is_absolute() and ".." not in path.parts)
+            near = [str(p.path) for p in find(here)] if walk else []
             more = ", ..." if len(near) > 3 else ""
             hint = f"; runs in it: {', '.join(near[:3])}{more}" if near and here == path else nearest(str(path), near)
             raise UserError(f"{path} is not a run folder{hint or f' (looked in {path.absolute()})'}")

@@ -68,7 +68,7 @@ def parse_word(word: str, extra: Path | None, multirun: bool) -> Axis:
     values, swept = _values(word)
     if name in GROUPS:
         for value in values:
-            _check_choice(name, value, extra)
+            check_choice(name, value, extra)
     return Axis(name, values, swept)
 
 
@@ -187,12 +187,13 @@ def _known(name: str, extra: Path | None) -> str | None:
     return f"unknown key {name}{hint or '; `toymha train --help` lists all keys'}"
 
 
-def _check_choice(group: str, value: Any, extra: Path | None) -> None:
+def check_choice(group: str, value: Any, extra: Path | None, typed_as: str | None = None) -> None:
+    """Raises UserError for a value that is no file of the group. `typed_as`: the word that it was given by, if another
+    than the group's name."""
     valid = choices(group, extra)
     if group == "data" and isinstance(value, str) and value not in valid and (Path(value).suffix or "/" in value):
         kind = "pairs" if Path(value).suffix == ".tsv" else "file"
         raise UserError(f"data={value}: a file of your own is data={kind} data.path={value}")
     if value not in valid and not (group in ("recipe", "sweep") and value is None):
-        raise UserError(
-            f"{group}={typed(value)}: no such {group}{nearest(str(value), valid) or ';'} valid: {', '.join(valid)}"
-        )
+        close = nearest(str(value), valid) or ";"
+        raise UserError(f"{typed_as or group}={typed(value)}: no such {group}{close} valid: {', '.join(valid)}")
