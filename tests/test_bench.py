@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -19,10 +20,13 @@ from toymha import cost
 from toymha.batches import Batch
 from toymha.cli import main
 from toymha.model.attention import Attention
+from toymha.model.parts import GeluMLP
+from toymha.optim import Optimizer, make_optimizers
 from toymha.options import BenchOptions, BenchTrainOptions
 from toymha.schema import UserError, build, keys
-from toymha.team import ALONE
+from toymha.team import ALONE, Team
 from toymha.timing import bench, bench_report, bench_train, machine, roofline
+from toymha.timing.anatomy import PASSES, anatomy
 from toymha.timing.roofline import Rates, Work, decoding, judge, reading
 from toymha.train import loss_of
 
@@ -347,10 +351,10 @@ def test_a_command_that_runs_out_of_memory_keeps_its_rows(tmp_path, quick, monke
     """The rows before it are told and drawn; then it is an error in one line."""
     real, calls = module.measure, itertools.count()
 
-    def measure(*args):
+    def measure(*args, **more):
         if next(calls) == 1:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(module, "measure", measure)
     with pytest.raises(UserError, match=r"out of memory$"):
@@ -486,9 +490,9 @@ def test_a_pattern_that_shapes_do_not_tell_is_that_of_the_formula(tmp_path, quic
 def test_the_path_is_put_back():
     model = built(make())
     with pytest.raises(ZeroDivisionError), bench_train.path_of_attention(model, "explicit"):
-        assert not any(block.attn.can_fuse() for block in model.blocks)
+        assert not any(block.attn.can_fuse(8, 8) for block in model.blocks)
         raise ZeroDivisionError
-    assert all(block.attn.can_fuse() and "can_fuse" not in vars(block.attn) for block in model.blocks)
+    assert all(block.attn.can_fuse(8, 8) and "can_fuse" not in vars(block.attn) for block in model.blocks)
     assert Attention.can_fuse is type(model.blocks[0].attn).can_fuse
 
 
@@ -505,13 +509,24 @@ def test_both_paths_are_the_same_step():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+class Down(Optimizer):
+    """Moves by the gradient itself."""
+
+    def __init__(self, model):
+        super().__init__([{"params": list(model.parameters())}])
+
+    @torch.no_grad()
+    def step(self, team=ALONE):
+        for p in self.params:
+            p -= p.grad
+
+
 @pytest.mark.parametrize("clip", ["0.1", "null"])
-def test_a_step_is_that_of_training(monkeypatch, clip):
+def test_a_step_is_that_of_training(clip):
     """Micro-batches add up to the batch, the gradient is clipped, the weights move by it, and it is gone."""
     c = make("batch_size=4", "grad_accum=2", f"optim.clip={clip}")
     x, model, other = tokens(B=4, T=17), built(c), built(c)
-    monkeypatch.setattr(bench_train, "make_optimizers", lambda m, c: [torch.optim.SGD(m.parameters(), lr=1.0)])
-    bench_train.training_step(model, c, Batch((x[:, :-1],), x[:, 1:], 64), "fp32", CPU, ALONE)()
+    bench_train.training_step(model, [Down(model)], c, Batch((x[:, :-1],), x[:, 1:], 64), "fp32", CPU, ALONE)()
     F.cross_entropy(other(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
     norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
     assert norm > 0.2
@@ -537,3 +552,63 @@ def test_training_mistakes(tmp_path):
     with pytest.raises(UserError, match=r"explicit.* GiB, and cpu has .*attention=fused"):
         bench_train.bench_train(o, [*TINY, "seq_len=1000000", "batch_size=16"])
     assert not (tmp_path / "out").exists()
+
+
+# Where a step goes
+
+
+def anatomy_of(*words, n=1, precision="fp32"):
+    c = make("batch_size=4", "budget.eval_tokens=200", *words)
+    model = built(c).train()
+    with Team(n) as team:
+        return c, anatomy(model, make_optimizers(model, c), c, precision, CPU, team, 2)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("words", ["n_kv_head=1 v_head_dim=4 mlp=swiglu", "pos=learned tie_embeddings=false"])
+def test_products_of_a_step_are_those_that_are_counted(monkeypatch, words, n):
+    """All of them, whichever thread they are in: by cost, three forward passes of every token."""
+    monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: n)
+    c, found = anatomy_of(*words.split(), n=n)
+    products = found["products"]
+    assert products["flops"] == cost.training_flops_per_token(c, VOCAB) * c.tokens_per_step
+    assert products["flops_per_s"] == pytest.approx(products["flops"] / products["seconds"])
+
+
+@pytest.mark.parametrize("words", [(), ("attn_dropout=0.1",), ("norm=rms", "optim=adamw")])
+def test_kinds_add_up_to_the_passes(words):
+    _, found = anatomy_of(*words)
+    assert list(found["phases"]) == ["data", PASSES, "clipping", "optimizer", "evaluation", "logging"]
+    assert min(*found["phases"].values(), *found["kinds"].values()) >= 0
+    assert sum(found["kinds"].values()) == pytest.approx(found["phases"][PASSES])
+    assert (("softmax" if words == ("attn_dropout=0.1",) else "fused attention") in found["kinds"]) and (
+        {"matrix products", "normalisation", "activation", "loss", "embedding"} <= found["kinds"].keys()
+    )
+
+
+def test_time_that_python_takes_is_told(monkeypatch):
+    """A model that sleeps 20 ms in each of its two passes through the MLPs."""
+    forward = GeluMLP.forward
+    monkeypatch.setattr(GeluMLP, "forward", lambda self, x: [time.sleep(0.02), forward(self, x)][1])
+    c, found = anatomy_of()
+    assert found["kinds"]["Python, waiting"] > 0.018 * c.n_layer
+    assert sum(found["kinds"].values()) == pytest.approx(found["phases"][PASSES])
+
+
+def test_watching_leaves_no_gradient_and_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    c = make("batch_size=2")
+    model = built(c).train()
+    anatomy(model, make_optimizers(model, c), c, "fp32", CPU, ALONE, 1)
+    assert not list(tmp_path.iterdir()) and model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_table_of_a_step_has_all_its_parts(tmp_path, quick, capsys):
+    rows = run_train(tmp_path, "seq_len=8,16")
+    out = capsys.readouterr().out
+    table = out.partition("where a step goes")[2].partition("\n\n")[0]
+    for name in (PASSES, "matrix products", "normalisation", "optimizer", "evaluation", "products alone", "their rate"):
+        assert name in table
+    assert rows[-1]["check"] and rows[-1]["anatomy"] is None and rows[0]["anatomy"]["products"]["flops"] > 0

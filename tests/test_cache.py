@@ -37,7 +37,7 @@ CONFIGS = [
 def path(request, monkeypatch):
     """Both ways of computing attention."""
     if request.param == "explicit":
-        monkeypatch.setattr(Attention, "can_fuse", lambda self: False)
+        monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: False)
 
 
 def in_parts(model, idx_BT, split, cache=None):

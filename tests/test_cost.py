@@ -26,7 +26,7 @@ from toymha.train import train_point
 @pytest.fixture
 def explicit(monkeypatch):
     """Attention as it is written; torch counts the fused kernel of a CPU as nothing."""
-    monkeypatch.setattr(Attention, "can_fuse", lambda self: False)
+    monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: False)
 
 
 def counted(model, run):
@@ -241,7 +241,7 @@ def test_activations_in_half_precision(monkeypatch, words):
     c = make(*words.split())
     model = make_model(c, VOCAB).train().bfloat16()
     assert kept_a_sequence(model, 16) == sum(cost.activations(c, VOCAB, 16, 2).values())
-    monkeypatch.setattr(Attention, "can_fuse", lambda self: False)
+    monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: False)
     assert kept_a_sequence(model, 16) == sum(cost.activations(c, VOCAB, 16, 2, materialised=True).values())
 
 

@@ -33,7 +33,7 @@ LENGTHS = (16, 5, 1)  # of sources
 def path(request, monkeypatch):
     """Both ways of computing attention."""
     if request.param == "explicit":
-        monkeypatch.setattr(Attention, "can_fuse", lambda self: False)
+        monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: False)
 
 
 def config(words: str) -> Config:
@@ -251,7 +251,7 @@ def test_an_empty_source_gives_zeros_and_finite_gradients(words, monkeypatch):
     source[1] = -1
     results = []
     for fuse in (True, False):
-        monkeypatch.setattr(Attention, "can_fuse", lambda self, fuse=fuse: fuse)
+        monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S, fuse=fuse: fuse)
         model, heard = built(words), []
         for block in model.blocks:
             for tap in (block.cross.z, block.cross.write):

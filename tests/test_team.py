@@ -16,8 +16,9 @@ from toymha.data.corpus import Split
 from toymha.device import arithmetic
 from toymha.evaluate import evaluate
 from toymha.model.parts import drawing, dropout
+from toymha.optim import make_optimizers
 from toymha.team import Team, members
-from toymha.train import backward
+from toymha.train import backward, move
 
 CPU = torch.device("cpu")
 
@@ -93,6 +94,26 @@ def test_dropout_in_a_team_is_the_same_each_time(words, n):
     alike = Batch((row_1T[:, :-1].expand(3, -1),), row_1T[:, 1:].expand(3, -1), 48)
     one = Batch((row_1T[:, :-1],), row_1T[:, 1:], 16)
     assert gradients(c, alike, 3)[0] != pytest.approx(gradients(c, one, 1)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("optim", ["muon", "adamw"])
+def test_a_team_moves_as_one(optim, n):
+    """Each parameter once, by the same step, the second step too; the same bits each time."""
+    c, moved = make(f"optim={optim}", "n_layer=2"), []
+    for size in (1, n, n):
+        model = built(c)
+        optimizers = make_optimizers(model, c)
+        with Team(size) as team:
+            for step in range(2):
+                for i, p in enumerate(model.parameters()):
+                    p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
+                move(optimizers, team)
+        moved.append([p.detach() for p in model.parameters()])
+    alone, shared, again = moved
+    before = list(built(c).parameters())
+    for a, b, c_, start in zip(alone, shared, again, before, strict=True):
+        assert torch.allclose(a, b, atol=1e-5) and torch.equal(b, c_) and not torch.equal(a, start)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 100])

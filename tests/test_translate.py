@@ -99,7 +99,7 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive_search(words):
 def test_greedy_takes_the_most_likely_token_each_time(words, path, monkeypatch):
     """As an argmax over full passes of each source alone finds it; sources of several lengths together."""
     if path == "explicit":
-        monkeypatch.setattr(Attention, "can_fuse", lambda self: False)
+        monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: False)
     model, sources = model_of(words), sources_of((3, 9, 1, 5, 5, 2, 8, 4))
     ended = set()
     for source, [h] in zip(sources, found(model, sources, length=6), strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from toymha.config import Config, Optim
+from toymha.team import ALONE, Team
 
 
 class Optimizer:
@@ -30,7 +31,7 @@ class Optimizer:
     def params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def step(self) -> None:
+    def step(self, team: Team = ALONE) -> None:
         """Move each parameter that has a gradient."""
         raise NotImplementedError
 
@@ -61,7 +62,11 @@ class AdamW(Optimizer):
         super().__init__(groups, lr=lr, betas=betas, eps=eps)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, team: Team = ALONE) -> None:
+        with team.resting():
+            self._step()
+
+    def _step(self) -> None:
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
@@ -120,7 +125,8 @@ class Muon(Optimizer):
         super().__init__([{"params": list(params)}], lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, team: Team = ALONE) -> None:
+        jobs = []
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for p in group["params"]:
@@ -128,17 +134,23 @@ class Muon(Optimizer):
                     by_shape[p.shape].append(p)
                     if "momentum" not in self.state[p]:
                         self.state[p]["momentum"] = torch.zeros_like(p)
-            for shape, params in by_shape.items():
-                self._step_shape(group, shape, params)
+            for params in by_shape.values():
+                each = -(-len(params) // team.n)
+                jobs += [(group, params[i : i + each]) for i in range(0, len(params), each)]
+        for _ in team.map(self._step_alike, jobs):
+            pass
 
-    def _step_shape(self, group: dict, shape: torch.Size, params: list[Tensor]) -> None:
+    def _step_alike(self, job: tuple[dict[str, Any], list[Tensor]]) -> None:
+        """Move matrices of one shape."""
+        group, params = job
+        rows, columns = params[0].shape
         moments = [self.state[p]["momentum"] for p in params]
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, moments, group["momentum"])
         update_NRC = orthogonalise(torch.stack(nesterov))
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, list(update_NRC), alpha=-group["lr"] * math.sqrt(max(1, shape[0] / shape[1])))
+        torch._foreach_add_(params, list(update_NRC), alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
 
 
 ITERATIONS = 5

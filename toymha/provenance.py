@@ -19,11 +19,22 @@ def version(package: str) -> str | None:
 
 def processor() -> str:
     """The CPU's name."""
+    return _said_of_cpu("model name") or platform.processor() or platform.machine()
+
+
+def vendor() -> str:
+    """Who made the CPU, as it says itself (`AuthenticAMD`, `GenuineIntel`); empty where nobody knows."""
+    names = ("AuthenticAMD", "GenuineIntel")
+    return _said_of_cpu("vendor_id") or next((name for name in names if name in platform.processor()), "")
+
+
+def _said_of_cpu(what: str) -> str:
+    """What Linux says of the first CPU; empty elsewhere."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
-            if line.startswith("model name"):
+            if line.startswith(what):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return ""
 
 
 def git() -> dict[str, Any] | None:

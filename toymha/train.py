@@ -23,7 +23,7 @@ from toymha.lab import Lab
 from toymha.log import Log
 from toymha.model.parts import drawing
 from toymha.model.seq2seq import make_model
-from toymha.optim import AdamW, Optimizer, lr_factor, make_optimizers, set_lr
+from toymha.optim import Optimizer, lr_factor, make_optimizers, set_lr
 from toymha.runs import FINISHED, Run, folder
 from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
@@ -166,11 +166,12 @@ def backward(
             part = loss_of(forward, inputs, y_BT, device, precision) * share
         return part.item(), torch.autograd.grad(part, leaves, allow_unused=True)
 
-    for part, gradients in team.map(work, enumerate(batch.parts(parts * team.n, device))):
-        loss += part
-        for p, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None:
-                p.grad = gradient if p.grad is None else p.grad.add_(gradient)
+    with team.resting():
+        for part, gradients in team.map(work, enumerate(batch.parts(parts * team.n, device))):
+            loss += part
+            for p, gradient in zip(leaves, gradients, strict=True):
+                if gradient is not None:
+                    p.grad = gradient if p.grad is None else p.grad.add_(gradient)
     return loss
 
 
@@ -181,10 +182,9 @@ def clipped(model: nn.Module, c: Config, team: Team) -> float:
 
 
 def move(optimizers: list[Optimizer], team: Team) -> None:
-    """One step along the gradients, which are gone afterwards. Muon's products are work enough for all threads."""
+    """One step along the gradients, which are gone afterwards."""
     for optimizer in optimizers:
-        with team.resting() if isinstance(optimizer, AdamW) else contextlib.nullcontext():
-            optimizer.step()
+        optimizer.step(team)
         optimizer.zero_grad()
 
 

@@ -21,6 +21,7 @@ from toymha.model.parts import Place, dropout, rotate, visible
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
 FEW = 8  # tokens
+SHORT = 256  # positions
 
 
 class Attention(nn.Module):
@@ -68,7 +69,7 @@ class Attention(nn.Module):
             q_BHTD = q_BHTD.expand(-1, self.H, -1, -1)
         if not self.even:  # what pruning left of the groups has several sizes
             k_BGSD, v_BGSD = k_BGSD[:, self.kv_of], v_BGSD[:, self.kv_of]
-        attend = self.fused if self.can_fuse() else self.explicit
+        attend = self.fused if self.can_fuse(q_BHTD.shape[2], k_BGSD.shape[2]) else self.explicit
         return self.merge(self.z(attend(q_BHTD, k_BGSD, v_BGSD, place)))
 
     def merge(self, z_BHTD: Tensor) -> Tensor:
@@ -115,11 +116,16 @@ class Attention(nn.Module):
         """(B, T, heads x width) -> (B, heads, T, width)."""
         return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
-    def can_fuse(self) -> bool:
+    def can_fuse(self, T: int, S: int) -> bool:
         """Whether nobody listens to what the fused kernel never builds, and no dropout is to be drawn on a CPU, where
-        all threads have one generator. On a CPU the two are equally fast."""
-        draws = self.dropout and self.training and self.w_q.weight.is_cpu
-        return not (self.scores._forward_hooks or self.pattern._forward_hooks or draws)
+        all threads have one generator: there the two are about equally fast. And not where fp32 products go through
+        oneDNN (`device.choose_products`), which is slow at the small ones that the kernel is made of: at 64 positions
+        a step took twice as long with it.
+        """
+        on_cpu = self.w_q.weight.is_cpu
+        draws = self.dropout and self.training and on_cpu
+        many_small = on_cpu and T > 1 and S <= SHORT and torch.get_float32_matmul_precision() == "medium"
+        return not (self.scores._forward_hooks or self.pattern._forward_hooks or draws or many_small)
 
     def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The same in one kernel, which knows the causal mask and needs no T x S tensor."""

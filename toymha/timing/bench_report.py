@@ -13,6 +13,7 @@ from toymha.console import quote
 from toymha.schema import UserError
 from toymha.subjects import amount, number
 from toymha.table import columns
+from toymha.timing.anatomy import PASSES
 from toymha.timing.roofline import OVERHEAD, Rates
 
 Row = dict[str, Any]
@@ -284,6 +285,7 @@ def training_text(rows: list[Row], out: Results) -> list[str]:
     same = ", ".join(f"{v} {told[0][k]}" for k, v in STEP_KEYS.items() if k not in keys and k != "model")
     lines = [*models_of(told), *([same] if same else []), *machine_lines(out), ""]
     lines += [*columns(step_table(told, keys), len(keys)), ""]
+    lines += [*columns(anatomy_table(told, keys), 1), ""]
     notes = [
         "step: forward, loss, backward, clip, optimizer; the median, and least to most, of "
         f"{told_range(told, 'timings', ('step',))} timings after those that do not count",
@@ -291,6 +293,9 @@ def training_text(rows: list[Row], out: Results) -> list[str]:
         "kept: memory that the backward pass needs, weights left out, as autograd keeps it, and by the formula of "
         "`toymha cost`, which leaves out copies of weights too; T x T: its part in the patterns, which grows with "
         "the square of the context",
+        "where a step goes: its parts timed one after the other, the passes divided as torch's profiler sees them in "
+        "all threads; evaluation and logging by their share, as often as budget=full has them; products alone: the "
+        "matrix products of the passes, in the same shapes and threads, with nothing between them",
     ]
     if any(r["pattern_bytes"] is None for r in told):
         notes.append(
@@ -298,6 +303,25 @@ def training_text(rows: list[Row], out: Results) -> list[str]:
             "from others"
         )
     return lines + [f"note  {n}" for n in notes + again_notes(rows, ("step",))]
+
+
+def anatomy_table(rows: list[Row], keys: dict[str, str]) -> list[list[str]]:
+    """Where a step goes: a line a part, a column a row of the first table."""
+    told = [r["anatomy"] for r in rows]
+    lines = [["where a step goes", *(" ".join(shown(r[k]) for k in keys) for r in rows)]]
+
+    def add(name: str, values: list[float]) -> None:
+        shares = [v / r["step"]["median"] for v, r in zip(values, rows)]
+        lines.append([name, *(f"{seconds(v)} {percent(share):>6}" for v, share in zip(values, shares))])
+
+    for phase in told[0]["phases"]:
+        add(phase, [t["phases"][phase] for t in told])
+        if phase == PASSES:
+            for kind in dict.fromkeys(kind for t in told for kind in t["kinds"]):
+                add(f"  {kind}", [t["kinds"].get(kind, 0.0) for t in told])
+    add("products alone", [t["products"]["seconds"] for t in told])
+    lines.append(["  their rate", *(amount(t["products"]["flops_per_s"], "FLOP/s") for t in told)])
+    return lines
 
 
 def step_table(rows: list[Row], keys: dict[str, str]) -> list[list[str]]:

@@ -22,11 +22,12 @@ from toymha.config import MODEL_KEYS, Config
 from toymha.device import pick_precision, set_up
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
-from toymha.optim import make_optimizers
+from toymha.optim import Optimizer, make_optimizers
 from toymha.options import BenchTrainOptions
 from toymha.seeds import stream
 from toymha.subjects import check_elsewhere, check_words, described
 from toymha.team import Team
+from toymha.timing.anatomy import anatomy
 from toymha.timing.bench import refuse_encoders, say, sized
 from toymha.timing.bench_plot import training_plot
 from toymha.timing.bench_report import Results, in_short_of_step, training_text
@@ -95,7 +96,7 @@ def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = Non
     with Results(Path(o.output_dir) / o.name, facts(device), rates, training_text, training_plot) as out:
         for i, case in enumerate([*cases, cases[0]]):  # the first again: whether the machine is still as fast
             with memory_told(str(case)):
-                row = out.add(measure(case, o.repeats, device, rates) | {"check": i == len(cases)})
+                row = out.add(measure(case, o.repeats, device, rates, check=i == len(cases)))
             say(f"{i + 1}/{len(cases) + 1}  {case}: {in_short_of_step(row)}")
     return out.status
 
@@ -112,14 +113,16 @@ def check(case: Case, device: torch.device) -> None:
     check_room(device, weights + sum(case.formula().values()), str(case), way_out)
 
 
-def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dict[str, Any]:
-    """One row, as numbers: `step`, and what is kept from the forward pass until the backward pass has used it."""
+def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check: bool) -> dict[str, Any]:
+    """One row, as numbers: `step`, what is kept from the forward pass until the backward pass has used it, and, unless
+    it is a row that was measured before, where a step goes."""
     c, model = case.config, GPT(case.config, case.vocab_size).to(device).train()
     V = model.embed.num_embeddings
     idx_BT = torch.randint(V, (c.batch_size, c.seq_len + 1), generator=stream(0, "bench")).to(device)
     batch = Batch((idx_BT[:, :-1],), idx_BT[:, 1:], c.tokens_per_step)
     with path_of_attention(model, case.attention), team_for(c, device, model) as team:
-        work = training_step(model, c, batch, case.precision, device, team)
+        optimizers = make_optimizers(model, c)
+        work = training_step(model, optimizers, c, batch, case.precision, device, team)
         inputs, y_BT, _ = next(batch.parts(c.grad_accum, device))
         kept = saved(model, case.rows, lambda: loss_of(model, inputs, y_BT, device, case.precision))
         peak = None
@@ -128,6 +131,7 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dic
         timing = timed(work, repeats, device, WARM_UP)
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)
+        parts = None if check else anatomy(model, optimizers, c, case.precision, device, team, timing.timings)
     flops = cost.training_flops_per_token(c, case.vocab_size) * c.tokens_per_step
     step = {"tokens_per_s": c.tokens_per_step / timing.median, "flops": flops, "flops_per_s": flops / timing.median}
     step["of_products"] = step["flops_per_s"] / rates.products[case.precision]
@@ -145,14 +149,15 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates) -> dic
         "pattern_bytes": kept.pattern_bytes,
         "pattern_bytes_formula": formula["pattern"],
         "peak_bytes": peak,
+        "anatomy": parts,
+        "check": check,
     }
 
 
 def training_step(
-    model: GPT, c: Config, batch: Batch, precision: str, device: torch.device, team: Team
+    model: GPT, optimizers: list[Optimizer], c: Config, batch: Batch, precision: str, device: torch.device, team: Team
 ) -> Callable[[], None]:
     """What `train` does with one batch: forward, loss, backward, clip, step; here always with the same tokens."""
-    optimizers = make_optimizers(model, c)
 
     def step() -> None:
         backward(model, batch, c.grad_accum, device, precision, team=team)
@@ -167,7 +172,7 @@ def path_of_attention(model: nn.Module, name: str) -> Iterator[None]:
     """`explicit` or `fused` attention in every layer; afterwards it is chosen as before."""
     layers = [m for m in model.modules() if isinstance(m, Attention)]
     for layer in layers:
-        vars(layer)["can_fuse"] = lambda: name == "fused"
+        vars(layer)["can_fuse"] = lambda T, S: name == "fused"
     try:
         yield
     finally:
