@@ -305,6 +305,23 @@ def test_seconds_survive_an_interruption(here, monkeypatch):
     assert r.summary["wall_seconds"] > state["wall_seconds"] + 0.6
 
 
+def test_seconds_around_training_are_told_by_what_they_went_to(here, monkeypatch):
+    """Each of them once, all attempts together; with the training they are the run."""
+    slow = {"score": 0.05, "sample": 0.02}
+    for name, seconds in slow.items():
+        real = getattr(lab.Lab, name)
+        call = lambda *a, real=real, s=seconds, **k: [time.sleep(s), real(*a, **k)][1]  # noqa: E731
+        monkeypatch.setattr(lab.Lab, name, call)
+    with pytest.raises(Interrupted):
+        run(console=Failing(7, lambda: signal.raise_signal(signal.SIGTERM)))
+    s = run().summary
+    around = s["seconds_around"]
+    assert around.keys() == {"evaluation", "samples", "logging", "checkpoints", "the end"}
+    assert around["evaluation"] > 4 * 0.05 and around["samples"] > 3 * 0.02
+    assert around["the end"] > 0.05 + 0.02  # the whole split, and a sample
+    assert s["wall_seconds"] / 2 < sum(around.values()) + s["seconds"] <= s["wall_seconds"]
+
+
 def test_the_first_steps_of_a_process_are_no_speed(here):
     """The median of the seconds without the first three; a slow beginning and an outlier change nothing."""
     assert speed.steady_tokens_per_s([9, 8, 7, 0.5, 0.5, 6, 0.25, 0.5], 64) == 128
@@ -322,7 +339,7 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(here):
         run("name=cut", console=Failing(7, die))
     (cut,) = runs.find("outputs/cut")
     state = cut.load_checkpoint()
-    cut.save_checkpoint({k: v for k, v in state.items() if k not in ("step_seconds", "wall_seconds")})
+    cut.save_checkpoint({k: v for k, v in state.items() if k not in ("step_seconds", "wall_seconds", "around")})
     cut = run("name=cut")
     assert cut.status == "done" and rows(cut) == rows(whole) and same_files(cut, whole)
 

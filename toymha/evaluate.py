@@ -98,9 +98,9 @@ def evaluate(
 ) -> Score:
     """The model's score on the whole split, or on about `max_tokens` of it in windows spread evenly, always the same.
 
-    `batch_tokens`: how many tokens to evaluate at once; it changes no result. `poll` is called between batches and may
-    raise. `team`: who reads the batches. The standard error is that of the mean over tokens, with the tokens of a
-    window taken as one cluster.
+    `batch_tokens`: how many tokens the whole team evaluates at once; it changes no result. `poll` is called between
+    batches and may raise. `team`: who reads the batches. The standard error is that of the mean over tokens, with the
+    tokens of a window taken as one cluster.
     """
     device = next(model.parameters()).device
     sums, counts, floors, tagged = [], [], [], Tagged(split)
@@ -114,7 +114,7 @@ def evaluate(
 
     with evaluating(model), torch.inference_mode():
         for at_WT, counted_WT, logits_WTV, nats_WT in team.map(
-            read, pages(model, split, seq_len, max_tokens, batch_tokens)
+            read, pages(model, split, seq_len, max_tokens, batch_tokens // team.n)
         ):
             poll()
             sums.append((nats_WT * counted_WT).sum(1))

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ class Lab:
     console: Console
     stop: Stop
     team: Team
-    state: dict[str, Any]  # step, tokens, seconds of training, of each step, of all; losses since the last row, best
+    state: dict[str, Any]  # step, tokens, seconds: of training, of each step, of all, around; losses since a row, best
     began: float = field(default_factory=time.perf_counter)
 
     def begin(self, log: Log) -> bool:
@@ -77,6 +78,15 @@ class Lab:
         """Of this attempt and of the earlier ones up to their last checkpoint: training, looking, saving."""
         return self.state["wall_seconds"] + time.perf_counter() - self.began
 
+    @contextlib.contextmanager
+    def spending(self, what: str) -> Iterator[None]:
+        """Seconds that are not training are noted by what they went to."""
+        began, around = time.perf_counter(), self.state["around"]
+        try:
+            yield
+        finally:
+            around[what] = around.get(what, 0.0) + time.perf_counter() - began
+
     @property
     def writes(self) -> bool:
         """Whether there are targets that the model can write itself."""
@@ -100,41 +110,51 @@ class Lab:
         False when the loss is not finite: the run has diverged.
         """
         c, step = self.run.config, self.state["step"]
-        score = self.score(max_tokens=c.budget.eval_tokens)
-        if not math.isfinite(score.loss):
-            self.diverged(f"validation loss {score.loss} after step {step}")
-            return False
-        row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
-        if score.floor is not None:
-            row["floor/val"] = score.floor
-        for name, part in score.parts.items():
-            row |= {f"relation_{k}/{name}": v for k, v in asdict(part).items() if k != "tokens"}
-        inputs = looked_at(self.model, self.corpus.splits["val"], c.seq_len)
-        row |= attention_statistics(self.model, *(x.to(self.device) for x in inputs))
-        if self.writes and c.budget.eval_pairs:
-            V = self.corpus.tokenizer.vocab_size
-            with arithmetic(self.precision, self.device):
-                found = match(self.model, self.corpus.splits["val"], V, max_pairs=c.budget.eval_pairs)
-            row |= {"pairs/exact": found.exact, "pairs/ser": found.ser}
+        with self.spending("evaluation"):
+            score = self.score(max_tokens=c.budget.eval_tokens)
+            if not math.isfinite(score.loss):
+                self.diverged(f"validation loss {score.loss} after step {step}")
+                return False
+            row = self.seen(score)
         if c.budget.sample_tokens and step:
-            row["sample"] = self.sample()
+            with self.spending("samples"):
+                row["sample"] = self.sample()
         every = c.budget.watch and c.budget.watch * c.budget.eval_every
         if every and (step % every == 0 or step == c.max_steps):
             from toymha.analysis.watch import watch  # matplotlib takes half a second
 
             assert isinstance(self.model, GPT)
-            scores, maps = watch(self.model, c, self.corpus, self.run.path / "watch" / f"step={step}")
-            row |= scores
-            log.images(step, maps)
-        log.row(step, row)
-        log.flush()
+            with self.spending("watching"):
+                scores, maps = watch(self.model, c, self.corpus, self.run.path / "watch" / f"step={step}")
+                row |= scores
+                log.images(step, maps)
+        with self.spending("logging"):
+            log.row(step, row)
+            log.flush()
         best = self.state["best"]
         if best is None or score.loss < best["loss"]:
             self.state["best"] = {"step": step, "loss": score.loss}
-            self.run.save_weights("best", self.model.state_dict(), step=step)
+            with self.spending("checkpoints"):
+                self.run.save_weights("best", self.model.state_dict(), step=step)
         pace = self.state["tokens"] / self.state["seconds"] if step else 0.0
         self.console.evaluated(step, score, pace)
         return True
+
+    def seen(self, score: Score) -> dict[str, float | str]:
+        """The row of an evaluation: the score, by relation too, what attention does, targets that the model writes."""
+        c, split = self.run.config, self.corpus.splits["val"]
+        row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
+        if score.floor is not None:
+            row["floor/val"] = score.floor
+        for name, part in score.parts.items():
+            row |= {f"relation_{k}/{name}": v for k, v in asdict(part).items() if k != "tokens"}
+        row |= attention_statistics(self.model, *(x.to(self.device) for x in looked_at(self.model, split, c.seq_len)))
+        if self.writes and c.budget.eval_pairs:
+            V = self.corpus.tokenizer.vocab_size
+            with arithmetic(self.precision, self.device):
+                found = match(self.model, split, V, max_pairs=c.budget.eval_pairs)
+            row |= {"pairs/exact": found.exact, "pairs/ser": found.ser}
+        return row
 
     def pairs(self) -> dict[str, Any] | None:
         """By split: what `all_ways` of writing targets come to."""
@@ -181,13 +201,15 @@ class Lab:
         c, losses = self.run.config, self.state["losses"]
         row = {"loss/train": sum(losses) / len(losses), "lr": c.optim.lr * factor, "grad_norm": grad_norm}
         row["tokens_per_s"] = self.state["tokens"] / self.state["seconds"]
-        log.row(self.state["step"], row)
+        with self.spending("logging"):
+            log.row(self.state["step"], row)
         losses.clear()
 
     def checkpoint(self, optimizers: list[Optimizer]) -> None:
         moments, wall = [o.state_dict() for o in optimizers], {"wall_seconds": self.wall_seconds}
-        self.run.save_checkpoint(self.state | wall | {"model": self.model.state_dict(), "optimizers": moments})
-        self.run.update(step=self.state["step"], **wall)
+        with self.spending("checkpoints"):
+            self.run.save_checkpoint(self.state | wall | {"model": self.model.state_dict(), "optimizers": moments})
+            self.run.update(step=self.state["step"], **wall)
 
     def diverged(self, error: str) -> None:
         about = {"step": self.state["step"], "wall_seconds": self.wall_seconds}
@@ -199,11 +221,20 @@ class Lab:
 
         The test split is for verdicts: nothing is chosen by it.
         """
+        with self.spending("the end"):
+            done = self.conclude(log)
+        if done:
+            about = {"wall_seconds": self.wall_seconds, "seconds_around": self.state["around"]}
+            self.run.update(status="done", **about)
+
+    def conclude(self, log: Log) -> bool:
+        """The work of `finish`. False when the run has diverged."""
         c, step = self.run.config, self.state["step"]
         self.run.save_weights("model", self.model.state_dict(), step=step)
         last = self.score()
         if not math.isfinite(last.loss):
-            return self.diverged(f"validation loss {last.loss} after step {step}")
+            self.diverged(f"validation loss {last.loss} after step {step}")
+            return False
         best_step, best = self.state["best"]["step"], last
         if best_step != step:
             self.model.load_state_dict(self.run.load_weights("best"))
@@ -233,4 +264,4 @@ class Lab:
         )
         log.final(step, last, (pairs or {}).get("val") or {})
         self.console.stop()
-        self.run.update(status="done", wall_seconds=self.wall_seconds)
+        return True

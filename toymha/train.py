@@ -207,7 +207,8 @@ def warmup_share(c: Config) -> float:
 
 def restore(run: Run, first: dict[str, Tensor] | None, model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
     """The last checkpoint, loaded into model and optimizers; the rest of it is the state of the loop."""
-    new = {"step": 0, "tokens": 0, "seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "losses": [], "best": None}
+    new: dict[str, Any] = {"step": 0, "tokens": 0, "losses": [], "best": None}
+    new |= {"seconds": 0.0, "step_seconds": [], "wall_seconds": 0.0, "around": {}}
     saved = run.load_checkpoint()
     if saved is None:
         if first is not None:

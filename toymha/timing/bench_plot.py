@@ -18,13 +18,13 @@ MARKS = "osD^v<>P"
 MOST = 16  # series that the legend names
 
 
-def save(figure: Any, folder: Path) -> None:
+def save(figure: Any, folder: Path, name: str = "bench") -> None:
     """bench.svg, whose text stays text, and bench.png; each is whole or the old one."""
     for kind in ("svg", "png"):
         out = io.BytesIO()
         figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
         content = out.getvalue()
-        runs.write(folder / f"bench.{kind}", lambda p, content=content: p.write_bytes(content))  # type: ignore[misc]
+        runs.write(folder / f"{name}.{kind}", lambda p, content=content: p.write_bytes(content))  # type: ignore[misc]
 
 
 @styled()
