@@ -36,7 +36,7 @@ def gradients(c, batch, n, parts=1, precision="fp32", seed=0):
     """The loss, and the gradient of each parameter."""
     model = built(c).train()
     with Team(n) as team:
-        loss = backward(model, batch, parts, CPU, precision, seed, team)
+        loss = backward(model, batch, parts, CPU, precision, seed, team).item()
     return loss, {name: p.grad for name, p in model.named_parameters()}
 
 

@@ -1,5 +1,6 @@
 """The trainer: resuming, stopping, diverging, and what must not change a weight."""
 
+import itertools
 import json
 import math
 import signal
@@ -8,16 +9,20 @@ import time
 
 import pytest
 import torch
+from conftest import built, make, tokens
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from toymha import lab, runs, train
+from toymha.batches import Batch
 from toymha.compose import points
 from toymha.console import Console
 from toymha.evaluate import evaluate
 from toymha.generation.generate import sample
 from toymha.model.gpt import GPT
+from toymha.optim import make_optimizers
 from toymha.schema import UserError
 from toymha.stop import Interrupted, Stop
+from toymha.team import ALONE
 from toymha.timing import speed
 
 TINY = [
@@ -185,6 +190,70 @@ def test_accumulated_gradients_equal_the_large_batch(here):
     a, b = run("name=a", *words), run("name=b", "grad_accum=4", *words)
     for x, y in zip(rows(a), rows(b), strict=True):
         assert y.get("loss/train", 0) == pytest.approx(x.get("loss/train", 0), rel=1e-5)
+
+
+# A device whose numbers are far away
+
+
+@pytest.fixture
+def far(monkeypatch):
+    """What a GPU does, on a CPU: losses are read when somebody looks."""
+    monkeypatch.setattr(train, "near", lambda device: False)
+
+
+@pytest.mark.parametrize("words", [(), ("budget.log_every=4", "budget.eval_every=6", "budget.checkpoint_every=3")])
+@pytest.mark.parametrize("deaths", [[], [5], [7], [4, 11, 12]])
+def test_numbers_that_are_read_seldom_are_the_same(here, monkeypatch, words, deaths):
+    """To the bit, also where the run is killed between; every step has its seconds."""
+    whole = run(*words, "name=whole")
+    monkeypatch.setattr(train, "near", lambda device: False)
+    for step in deaths:
+        with pytest.raises(MemoryError):
+            run(*words, "name=cut", console=Failing(step, die))
+    cut = run(*words, "name=cut")
+    assert rows(cut) == rows(whole) and same_files(cut, whole)
+    state = cut.load_checkpoint()
+    assert len(state["step_seconds"]) == 13 and sum(state["step_seconds"]) == pytest.approx(state["seconds"])
+
+
+def test_a_signal_reads_what_was_not_read(here, far):
+    whole = run("name=whole")
+    with pytest.raises(Interrupted):
+        run("name=cut", console=Failing(8, lambda: signal.raise_signal(signal.SIGTERM)))
+    (cut,) = runs.find("outputs/cut")
+    assert cut.load_checkpoint()["step"] == 8 and len(cut.load_checkpoint()["losses"]) == 2  # since the row of step 6
+    cut = run("name=cut")
+    assert rows(cut) == rows(whole) and same_files(cut, whole)
+
+
+@pytest.mark.parametrize("distance", ["near", "far"])
+def test_the_step_that_was_not_finite_is_told_and_nothing_broken_is_saved(here, monkeypatch, distance):
+    """Whenever the loss is read: the fourth of a row of five."""
+    real, steps = train.backward, itertools.count(1)
+
+    def backward(*given):
+        loss = real(*given)
+        return loss * math.nan if next(steps) == 4 else loss
+
+    monkeypatch.setattr(train, "near", lambda device: distance == "near")
+    monkeypatch.setattr(train, "backward", backward)
+    r = run("budget.log_every=5", "budget.eval_every=5", f"budget.checkpoint_every={1 if distance == 'near' else 5}")
+    assert r.status == "diverged" and "loss nan" in r.summary["error"] and " at step 4, " in r.summary["error"]
+    saved = r.load_checkpoint()
+    assert saved is None if distance == "far" else saved["step"] == 3
+
+
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_a_step_asks_the_device_for_no_number(optim):
+    """On a device that has shapes and no numbers: whoever asks for one gets an error."""
+    c, nowhere = make(f"optim={optim}", "grad_accum=2", "batch_size=4"), torch.device("meta")
+    model = built(c).train().to(nowhere)
+    x, optimizers = tokens(B=4, T=17), make_optimizers(model, c)
+    loss = train.backward(model, Batch((x[:, :-1],), x[:, 1:], 64), 2, nowhere, "fp32")
+    norm = train.clipped(model, c, ALONE)
+    train.move(optimizers, ALONE)
+    with pytest.raises(RuntimeError):
+        torch.stack((loss, norm)).tolist()
 
 
 def test_diverging_stops_at_once_and_keeps_the_checkpoint(here):

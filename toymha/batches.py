@@ -31,7 +31,12 @@ class Batch:
         """n micro-batches: inputs, y and the share of the batch's tokens that each has."""
         for *inputs, y_BT in zip(*(x.chunk(n) for x in (*self.inputs, self.y_BT)), strict=True):
             share = 1.0 if n == 1 else int((y_BT != UNCOUNTED).sum()) / self.tokens  # here, where nobody waits for it
-            yield tuple(x.to(device) for x in inputs), y_BT.to(device), share
+            yield tuple(sent(x, device) for x in inputs), sent(y_BT, device), share
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """On the device; a GPU fetches it when it comes to it, from memory that the system leaves where it is."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def random_pairs(split: Split, batch_size: int, generator: torch.Generator) -> Batch:

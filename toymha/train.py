@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -101,34 +102,40 @@ def train(
     state = restore(run, first, model, optimizers)
     lab = Lab(run, corpus, model, device, precision, console, stop, team, state)
     forward = compiled(model, c, device, precision, console) if c.compile else model
+    unread: list[Tensor] = []  # loss and gradient norm of steps that the device may still be busy with
+    seen, began = Seen(0.0, 0.0, 0), 0.0
     with team, Log(run, state["step"]) as log:
         going = lab.begin(log)
         while going and progress_of(c, state) < 1:
-            if stop.signum:
+            if stop.signum and read(unread, state).finite:
                 lab.checkpoint(optimizers)
             stop.check()
-            began = time.perf_counter()
+            began = began if unread else time.perf_counter()
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
             batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
             dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"])
-            loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
-            grad_norm = clipped(model, c, team)
-            if not math.isfinite(loss + grad_norm):  # before it reaches the weights
-                rate = f"learning rate {c.optim.lr * factor:.3g}"
-                lab.diverged(f"loss {loss}, gradient norm {grad_norm} at step {state['step'] + 1}, {rate}")
-                going = False
-                break
+            batch_loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
+            unread.append(torch.stack((batch_loss, clipped(model, c, team))))
+            steps = len(unread) if near(device) or is_looked_at(c, state["step"] + 1) else 0
+            if steps:
+                seen = read(unread, state)
+                if not seen.finite:  # on a CPU before it reaches the weights, and everywhere before these are saved
+                    rate = f"learning rate {c.optim.lr * factor:.3g}"
+                    lab.diverged(f"loss {seen.loss}, gradient norm {seen.grad_norm} at step {seen.step}, {rate}")
+                    going = False
+                    break
             move(optimizers, team)
-            state["losses"].append(loss)
             state["step"] += 1
             state["tokens"] += batch.tokens
-            state["step_seconds"].append(time.perf_counter() - began)
-            state["seconds"] += state["step_seconds"][-1]
+            if steps:
+                seconds = time.perf_counter() - began
+                state["step_seconds"] += [seconds / steps] * steps
+                state["seconds"] += seconds
             step, last = state["step"], progress_of(c, state) >= 1
-            console.step(step, state["seconds"], loss)
+            console.step(step, state["seconds"], seen.loss)
             if step % b.log_every == 0 or last:
-                lab.log_row(log, factor, grad_norm)
+                lab.log_row(log, factor, seen.grad_norm)
             if step % b.eval_every == 0 or last:
                 going = lab.look(log)
             if going and (step % (b.checkpoint_every or b.eval_every) == 0 or last):
@@ -136,6 +143,43 @@ def train(
         if going:
             lab.finish(log)
     console.finish(run)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The loss and gradient norm of a step."""
+
+    loss: float
+    grad_norm: float
+    step: int
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss + self.grad_norm)
+
+
+def near(device: torch.device) -> bool:
+    """Whether reading a number of the device costs nothing: a GPU has to finish all that it was told before."""
+    return device.type == "cpu"
+
+
+def is_looked_at(c: Config, step: int) -> bool:
+    """Whether something is logged, evaluated or saved after this step."""
+    b = c.budget
+    return step == c.max_steps or any(
+        step % n == 0 for n in (b.log_every, b.eval_every, b.checkpoint_every or step + 1)
+    )
+
+
+def read(unread: list[Tensor], state: dict[str, Any]) -> Seen:
+    """The last of the steps whose losses have not been read, or the first that is not finite. The losses go to the
+    state."""
+    rows = torch.stack(unread).tolist() if unread else []
+    first = state["step"] + 2 - len(rows)  # the last of them has not moved the weights yet
+    steps = [Seen(loss, norm, first + i) for i, (loss, norm) in enumerate(rows)]
+    unread.clear()
+    state["losses"] += [s.loss for s in steps]
+    return next((s for s in steps if not s.finite), steps[-1] if steps else Seen(0.0, 0.0, state["step"]))
 
 
 def team_for(c: Config, device: torch.device, model: nn.Module) -> Team:
@@ -152,33 +196,36 @@ def backward(
     precision: str,
     dropout_seed: int = 0,
     team: Team = ALONE,
-) -> float:
-    """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches.
+) -> Tensor:
+    """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches. A GPU
+    is not waited for.
 
     In a team each member takes a part of a micro-batch, and dropout draws from a stream of its own in each part. The
     gradients are added in the order of the parts, so that the same number of members gives the same bits.
     """
-    loss, leaves = 0.0, list(forward.parameters())
+    losses, leaves = [], list(forward.parameters())
 
-    def work(numbered: tuple[int, tuple[tuple[Tensor, ...], Tensor, float]]) -> tuple[float, tuple[Tensor | None, ...]]:
+    def work(
+        numbered: tuple[int, tuple[tuple[Tensor, ...], Tensor, float]],
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         k, (inputs, y_BT, share) = numbered
         with drawing(stream_seed(dropout_seed, k), device):
             part = loss_of(forward, inputs, y_BT, device, precision) * share
-        return part.item(), torch.autograd.grad(part, leaves, allow_unused=True)
+        return part.detach(), torch.autograd.grad(part, leaves, allow_unused=True)
 
     with team.resting():
         for part, gradients in team.map(work, enumerate(batch.parts(parts * team.n, device))):
-            loss += part
+            losses.append(part)
             for p, gradient in zip(leaves, gradients, strict=True):
                 if gradient is not None:
                     p.grad = gradient if p.grad is None else p.grad.add_(gradient)
-    return loss
+        return torch.stack(losses).sum()
 
 
-def clipped(model: nn.Module, c: Config, team: Team) -> float:
+def clipped(model: nn.Module, c: Config, team: Team) -> Tensor:
     """The norm of the whole gradient, which is then no longer than the configuration allows."""
     with team.resting():
-        return nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf).item()
+        return nn.utils.clip_grad_norm_(model.parameters(), c.optim.clip or math.inf)
 
 
 def move(optimizers: list[Optimizer], team: Team) -> None:
