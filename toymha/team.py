@@ -23,10 +23,11 @@ LARGEST = 8_000_000  # parameters: of larger models one product is work enough f
 MOST = 8  # members: what Python does between products they do one after the other
 
 
-def members(device: torch.device, parameters: int, rows: int) -> int:
-    """How many threads share a batch of so many rows: those that torch may use, or 1, where that is faster."""
+def members(device: torch.device, parameters: int, rows: int | None = None) -> int:
+    """How many threads share a batch of so many rows (None: of more than there are threads): those that torch may use,
+    or 1, where that is faster."""
     threads = torch.get_num_threads()
-    if device.type != "cpu" or parameters > LARGEST or rows < threads:
+    if device.type != "cpu" or parameters > LARGEST or (rows is not None and rows < threads):
         return 1
     return min(threads, MOST)
 
