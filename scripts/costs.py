@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 
+from toymha import runs
 from toymha.compose import points
 from toymha.device import set_up
 from toymha.plots import GRID, INK, QUIET
@@ -113,7 +113,7 @@ def move(*given):
     train.move = real
 train.move = move
 from toymha.cli import main
-main(sys.argv[1:])
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -137,24 +137,23 @@ def start(folder: Path) -> dict[str, Any]:
 def surroundings(folder: Path) -> dict[str, Any]:
     whole = toymha(folder, "train", *DATA, "name=whole")
     (run,) = summaries(folder / "outputs" / "whole")
-    around = run["wall_seconds"] - run["seconds"]
-    parts = {name: seconds / run["wall_seconds"] for name, seconds in run["seconds_around"].items()}
-    said = ", ".join(f"{name} {share:.1%}" for name, share in parts.items())
-    print(f"a default run: {whole:.1f} s, of which {run['seconds']:.1f} s are training; of the run {said}")
-    return {"command_s": whole, "around_s": around, **run["seconds_around"], "wall_s": run["wall_seconds"]}
+    parts = {"start": whole - run["wall_seconds"], "training": run["seconds"], **run["seconds_around"]}
+    said = ", ".join(f"{name} {seconds:.1f} s ({seconds / whole:.1%})" for name, seconds in parts.items())
+    print(f"a default run: {whole:.1f} s: {said}")
+    return {"command": whole, **parts}
 
 
 def sweep(folder: Path) -> dict[str, Any]:
     """Two sweeps of different size, so that starting the workers cancels."""
     few, many = 4, 24
-    workers = os.cpu_count() or 1
+    workers = runs.cores()
     seconds, noted = [], 0.0
     for n in (few, many):
         seeds = ",".join(map(str, range(n)))
         words = ["-m", *DATA, f"name=sweep{n}", "budget=smoke", f"seed={seeds}", "n_layer=1", "dim=32", "n_head=2"]
         seconds.append(toymha(folder, "train", *words))
-        runs = summaries(folder / "outputs" / f"sweep{n}")
-        noted = statistics.mean(run["wall_seconds"] for run in runs)
+        done = summaries(folder / "outputs" / f"sweep{n}")
+        noted = statistics.mean(run["wall_seconds"] for run in done)
     each = workers * (seconds[1] - seconds[0]) / (many - few)
     print(f"a run of a sweep takes {each:.2f} s, of which it notes {noted:.2f} s itself: {each - noted:.2f} s beyond")
     return {"each_s": each, "noted_s": noted, "beyond_s": each - noted}

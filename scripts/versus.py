@@ -1,7 +1,7 @@
 """toymha against nanoGPT on this machine, in one run: the two take turns, A B A B ...
 
     python scripts/versus.py --nanogpt PATH --data FILE                      all of it, about half an hour
-    python scripts/versus.py --nanogpt PATH --data FILE --only training      or some of it: training,decoding,loss,sweep
+    python scripts/versus.py --nanogpt PATH --data FILE --only training      or some: training,decoding,loss,a100,sweep
 
 PATH is a checkout of nanoGPT (it is copied to a temporary folder and not changed), FILE the tiny shakespeare text. Both
 have the same number of threads, data (the first 90 % train), shapes and batches.
@@ -12,6 +12,8 @@ training  Seconds of a step, and peak memory of the whole command, at three shap
 decoding  128 tokens after a prompt of 512, one sequence, 4 layers, dim 256, 4 heads, context 1,024.
 loss      From typing the command to its end: nanoGPT's README recipe for CPU, and `toymha train recipe=nano`. Both
           models are scored by toymha on the whole validation split, in windows of their context.
+a100      `toymha train recipe=a100` from typing it to its end, three seeds, and their losses on the whole validation
+          split, beside what nanoGPT's README reports of its larger model on an A100 (which is not run here).
 sweep     5 numbers of heads x 3 seeds, to the loss of nanoGPT's README recipe: one `toymha train -m`, and a shell loop
           over nanoGPT, of which one run of each number of heads is timed and counted three times.
 
@@ -73,11 +75,13 @@ print(json.dumps(time.perf_counter() - began))
 DECODE_OURS = """
 import json, time, torch
 from toymha.compose import points
+from toymha.device import set_up
 from toymha.generation.generate import sample
 from toymha.model.gpt import GPT
-torch.set_num_threads({threads})
-words = "data=pydoc n_layer=4 dim=256 n_head=4 seq_len=1024 pos=learned".split()
-model = GPT(points(words)[0].config, 65).eval()
+words = "data=pydoc n_layer=4 dim=256 n_head=4 seq_len=1024 pos=learned device=cpu threads={threads}".split()
+config = points(words)[0].config
+set_up(config)
+model = GPT(config, 65).eval()
 prompt = torch.randint(65, (512,), generator=torch.Generator().manual_seed(0)).tolist()
 sample(model, prompt, 2, 65, 0)
 began = time.perf_counter()
@@ -226,6 +230,20 @@ def loss(b: Bench) -> dict[str, Any]:
     return out | {"losses": losses}
 
 
+REPORTED = 1.4697  # nanoGPT's README: 6 layers, dim 384, context 256, on one A100
+
+
+def a100(b: Bench) -> dict[str, Any]:
+    each, losses = [], []
+    for seed in SEEDS:
+        folder, seconds, _ = b.toymha("recipe=a100", f"seed={seed}", f"threads={b.threads}")
+        each.append(seconds)
+        losses += val_loss(folder)
+    print(f"the whole command, to the loss that nanoGPT's README reports of an A100, {REPORTED}")
+    print(f"  toymha   {', '.join(f'{s:.0f} s ({x:.4f})' for s, x in zip(each, losses))}", flush=True)
+    return {"toymha": each, "losses": losses, "reported": REPORTED}
+
+
 def val_loss(folder: Path) -> list[float]:
     return [json.loads(p.read_text())["val"]["loss"] for p in sorted(folder.rglob("summary.json"))]
 
@@ -268,7 +286,7 @@ def sweep(b: Bench) -> dict[str, Any]:
     return out | {"nanogpt_each_s": each, "toymha_losses": found}
 
 
-PARTS = {"training": training, "decoding": decoding, "loss": loss, "sweep": sweep}
+PARTS = {"training": training, "decoding": decoding, "loss": loss, "a100": a100, "sweep": sweep}
 
 
 def main() -> None:

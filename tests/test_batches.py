@@ -114,7 +114,7 @@ def test_micro_batches_have_the_gradient_of_the_batch(model, n):
     for parts in (1, n):
         model.zero_grad()
         shares = 0.0
-        for inputs, y_BT, share in batch.parts(parts, CPU):
+        for inputs, y_BT, share, _ in batch.parts(parts, CPU):
             shares += share
             (F.cross_entropy(model(*inputs).flatten(0, 1), y_BT.flatten()) * share).backward()
         assert shares == pytest.approx(1)

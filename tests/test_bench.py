@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toymha import cost
 from toymha.batches import Batch
 from toymha.cli import main
+from toymha.evaluate import attention_statistics
 from toymha.model.attention import Attention
 from toymha.model.parts import GeluMLP
 from toymha.optim import Optimizer, make_optimizers
@@ -26,7 +27,8 @@ from toymha.options import BenchOptions, BenchTrainOptions
 from toymha.schema import UserError, build, keys
 from toymha.team import ALONE, Team
 from toymha.timing import bench, bench_report, bench_train, machine, roofline
-from toymha.timing.anatomy import PASSES, anatomy
+from toymha.timing.anatomy import anatomy
+from toymha.timing.bench_report import PASSES
 from toymha.timing.roofline import Rates, Work, decoding, judge, reading
 from toymha.train import loss_of
 
@@ -496,6 +498,16 @@ def test_the_path_is_put_back():
     assert Attention.can_fuse is type(model.blocks[0].attn).can_fuse
 
 
+def test_on_the_fused_path_attention_is_looked_at_too():
+    """Whoever listens to a pattern gets it."""
+    model = built(make())
+    with bench_train.path_of_attention(model, "fused"):
+        assert (
+            attention_statistics(model, tokens(2, 16)).keys()
+            == attention_statistics(built(make()), tokens(2, 16)).keys()
+        )
+
+
 def test_both_paths_are_the_same_step():
     """The loss and its gradients, to fp32's precision."""
     grads = []
@@ -551,6 +563,8 @@ def test_training_mistakes(tmp_path):
         bench_train.bench_train(o, [*TINY, "budget.steps=3"])
     with pytest.raises(UserError, match=r"explicit.* GiB, and cpu has .*attention=fused"):
         bench_train.bench_train(o, [*TINY, "seq_len=1000000", "batch_size=16"])
+    with pytest.raises(UserError, match="on a CPU dropout of attention takes the explicit path; write attention=exp"):
+        bench_train.bench_train(o, [*TINY, "attn_dropout=0.1"])
     assert not (tmp_path / "out").exists()
 
 

@@ -638,3 +638,27 @@ def test_plain_values_are_read_as_hydra_reads_them():
             expected = (override.value(),), False
         assert repr(words._values(f"a={text}")) == repr(expected)
     assert plain > 300
+
+
+@pytest.mark.parametrize(
+    "other, key",
+    [
+        ("budget=smoke", "budget.steps"),
+        ("budget=full", "budget.steps"),
+        ("optim=adamw", "optim.muon_lr"),
+        ("sweep=heads", "optim.muon_lr"),
+        ("model=gpt2_small", "n_layer"),
+    ],
+)
+def test_a_recipe_does_not_outvote_what_is_typed(other, key):
+    """Nor the other way round: one line says which two contradict each other."""
+    with pytest.raises(UserError, match=rf"^recipe=nano sets {key}, and so does {other}; leave one of them out"):
+        compose.points(["recipe=nano", "data=pydoc", other])
+
+
+@pytest.mark.parametrize("model", ["single", "mqa", "rms"])
+def test_a_recipe_leaves_the_heads_to_the_model(model):
+    """A model that says nothing of the recipe's sizes goes with it, and single keys win."""
+    (alone,), (both,) = compose.points([f"model={model}"]), compose.points([f"model={model}", "recipe=nano", "dim=32"])
+    heads = [(p.config.n_head, p.config.n_kv_head, p.config.norm) for p in (alone, both)]
+    assert heads[0] == heads[1] and both.config.dim == 32 and both.config.budget.steps == 280

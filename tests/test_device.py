@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from conftest import make
 
 from toymha import device, provenance
+from toymha.batches import sent
 
 CPU = torch.device("cpu")
 
@@ -86,3 +89,39 @@ def test_the_maker_of_the_cpu(tmp_path, monkeypatch):
     for said, found in (("AMD64 Family 26 Model 68, AuthenticAMD", "AuthenticAMD"), ("arm", "")):
         monkeypatch.setattr(provenance.platform, "processor", lambda said=said: said)
         assert provenance.vendor() == found
+
+
+@pytest.mark.parametrize(
+    "largest, asked",
+    [
+        (2**30, [(-3, 2**30), (-1, 2**31 - 1), (-8, 1)]),
+        (2**25, [(-3, 2**30), (-3, 2**25), (-1, 2**31 - 1), (-8, 1)]),  # glibc before 2.35
+        (0, [(-3, 2**30), (-3, 2**25)]),  # without a threshold the rest would do harm
+    ],
+)
+def test_memory_is_kept_as_far_as_the_library_allows(monkeypatch, largest, asked):
+    calls = []
+
+    def mallopt(parameter, value):
+        calls.append((parameter, value))
+        return int(parameter != -3 or value <= largest)
+
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    device.keep_memory()
+    assert calls == asked
+
+
+def test_a_library_without_the_switch_is_left_alone(monkeypatch):
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda _: SimpleNamespace())
+    device.keep_memory()
+
+
+def test_only_what_is_elsewhere_is_sent(monkeypatch):
+    """What lies on the GPU already is not pinned, which would be an error."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x)
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, device, **how: (x, how))
+    x, gpu = torch.zeros(2), SimpleNamespace(type="cuda")
+    assert sent(x, gpu) == (x, {"non_blocking": True}) and pinned == [x]
+    assert sent(torch.zeros(2, device="meta"), gpu)[1] == {} and len(pinned) == 1
+    assert sent(x, CPU)[1] == {} and len(pinned) == 1

@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from conftest import ENCODERS, MODELS, VOCAB, built, make, tokens
 
+from toymha.batches import Batch
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import make_model
 from toymha.optim import Muon, _iterated, _iterated_by_gram, lr_factor, make_optimizers, orthogonalise, set_lr
+from toymha.train import backward
 
 SHAPES = [(16, 48), (48, 16), (24, 24), (24, 24), (1, 8)]
 
@@ -48,6 +50,17 @@ def test_each_parameter_is_in_one_group(model, optim):
         assert (kind == "Muon") == (optim == "muon" and name.startswith(("blocks.", "encoder.")) and p.ndim == 2), name
         assert (decay > 0) == name.endswith(".weight") * ("norm" not in name), name
     assert not groups
+
+
+@pytest.mark.parametrize("model", [*MODELS, *ENCODERS])
+def test_gradients_lie_in_memory_as_their_weights_do(model):
+    """torch's fused AdamW trusts that they do, and reads the wrong numbers where they do not."""
+    c = make(f"model={model}")
+    net, x = built(c).train(), tokens(2, 9)
+    inputs = (x[:, :-1],) if c.n_encoder_layer is None else (x[:, :-1], x[:, :-1])
+    backward(net, Batch(inputs, x[:, 1:], 16), 1, torch.device("cpu"), "fp32")
+    for name, p in net.named_parameters():
+        assert p.grad is None or p.grad.stride() == p.stride(), name
 
 
 def test_decay_alone_shrinks_matrices_only():

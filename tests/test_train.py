@@ -12,14 +12,14 @@ import torch
 from conftest import built, make, tokens
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from toymha import lab, runs, train
+from toymha import lab, runs, train, unread
 from toymha.batches import Batch
 from toymha.compose import points
 from toymha.console import Console
 from toymha.evaluate import evaluate
 from toymha.generation.generate import sample
 from toymha.model.gpt import GPT
-from toymha.optim import make_optimizers
+from toymha.optim import lr_factor, make_optimizers
 from toymha.schema import UserError
 from toymha.stop import Interrupted, Stop
 from toymha.team import ALONE
@@ -198,7 +198,7 @@ def test_accumulated_gradients_equal_the_large_batch(here):
 @pytest.fixture
 def far(monkeypatch):
     """What a GPU does, on a CPU: losses are read when somebody looks."""
-    monkeypatch.setattr(train, "near", lambda device: False)
+    monkeypatch.setattr(unread, "near", lambda device: False)
 
 
 @pytest.mark.parametrize("words", [(), ("budget.log_every=4", "budget.eval_every=6", "budget.checkpoint_every=3")])
@@ -206,7 +206,7 @@ def far(monkeypatch):
 def test_numbers_that_are_read_seldom_are_the_same(here, monkeypatch, words, deaths):
     """To the bit, also where the run is killed between; every step has its seconds."""
     whole = run(*words, "name=whole")
-    monkeypatch.setattr(train, "near", lambda device: False)
+    monkeypatch.setattr(unread, "near", lambda device: False)
     for step in deaths:
         with pytest.raises(MemoryError):
             run(*words, "name=cut", console=Failing(step, die))
@@ -221,7 +221,9 @@ def test_a_signal_reads_what_was_not_read(here, far):
     with pytest.raises(Interrupted):
         run("name=cut", console=Failing(8, lambda: signal.raise_signal(signal.SIGTERM)))
     (cut,) = runs.find("outputs/cut")
-    assert cut.load_checkpoint()["step"] == 8 and len(cut.load_checkpoint()["losses"]) == 2  # since the row of step 6
+    state = cut.load_checkpoint()
+    assert state["step"] == 8 and len(state["losses"]) == 2  # since the row of step 6
+    assert len(state["step_seconds"]) == 8 and sum(state["step_seconds"]) == pytest.approx(state["seconds"])
     cut = run("name=cut")
     assert rows(cut) == rows(whole) and same_files(cut, whole)
 
@@ -235,12 +237,29 @@ def test_the_step_that_was_not_finite_is_told_and_nothing_broken_is_saved(here, 
         loss = real(*given)
         return loss * math.nan if next(steps) == 4 else loss
 
-    monkeypatch.setattr(train, "near", lambda device: distance == "near")
+    monkeypatch.setattr(unread, "near", lambda device: distance == "near")
     monkeypatch.setattr(train, "backward", backward)
     r = run("budget.log_every=5", "budget.eval_every=5", f"budget.checkpoint_every={1 if distance == 'near' else 5}")
-    assert r.status == "diverged" and "loss nan" in r.summary["error"] and " at step 4, " in r.summary["error"]
+    rate = 3e-3 * lr_factor(r.config.optim, 3, 3 / 13, 2 / 13)
+    assert r.status == "diverged" and r.summary["step"] == 3
+    assert r.summary["error"].startswith("loss nan, gradient norm ")
+    assert r.summary["error"].endswith(f" at step 4, learning rate {rate:.3g}")
     saved = r.load_checkpoint()
     assert saved is None if distance == "far" else saved["step"] == 3
+
+
+def test_minutes_are_kept_where_numbers_are_far(here, far):
+    """Nothing is logged for 10,000 steps, and the run ends in time."""
+    every = ("budget.log_every=10000", "budget.eval_every=10000")
+    r = run("budget.steps=null", "budget.minutes=0.01", *every)
+    assert r.status == "done" and 0.6 <= r.summary["seconds"] < 3 and len(r.load_checkpoint()["step_seconds"]) > 3
+
+
+def test_the_first_steps_are_told_one_by_one(here, far):
+    """They are slower than all later ones, and are left out of the speed."""
+    r = run("budget.log_every=13", "budget.eval_every=13")
+    first, rest = (lambda s: (s[:3], s[3:]))(r.load_checkpoint()["step_seconds"])
+    assert len(set(first)) == 3 and len(set(rest)) == 1
 
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,28 @@ class Batch:
     y_BT: Tensor
     tokens: int  # of y_BT, those that count
 
-    def parts(self, n: int, device: torch.device) -> Iterator[tuple[tuple[Tensor, ...], Tensor, float]]:
-        """n micro-batches: inputs, y and the share of the batch's tokens that each has."""
+    def parts(self, n: int, device: torch.device) -> Iterator[MicroBatch]:
+        """n micro-batches."""
+        first = 0
         for *inputs, y_BT in zip(*(x.chunk(n) for x in (*self.inputs, self.y_BT)), strict=True):
             share = 1.0 if n == 1 else int((y_BT != UNCOUNTED).sum()) / self.tokens  # here, where nobody waits for it
-            yield tuple(sent(x, device) for x in inputs), sent(y_BT, device), share
+            yield MicroBatch(tuple(sent(x, device) for x in inputs), sent(y_BT, device), share, first)
+            first += len(y_BT)
+
+
+class MicroBatch(NamedTuple):
+    """`inputs` and y_BT as in Batch, their share of the batch's tokens, and the number of the first row."""
+
+    inputs: tuple[Tensor, ...]
+    y_BT: Tensor
+    share: float
+    first: int
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """On the device; a GPU fetches it when it comes to it, from memory that the system leaves where it is."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    on_its_way = device.type == "cuda" and x.device.type == "cpu"
+    return x.pin_memory().to(device, non_blocking=True) if on_its_way else x.to(device)
 
 
 def random_pairs(split: Split, batch_size: int, generator: torch.Generator) -> Batch:

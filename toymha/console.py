@@ -54,11 +54,12 @@ class Console:
                 file=sys.stderr,
             )
 
-    def step(self, step: int, seconds: float, loss: float) -> None:
+    def step(self, step: int, seconds: float, loss: float | None) -> None:
         if self.bar is not None:
             now = min(int(seconds), self.total) if self.timed else step
             self.bar.update(now - self.bar.n)
-            self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            if loss is not None:
+                self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
 
     def evaluated(self, step: int, score: Score, tokens_per_s: float) -> None:
         pace = f"  {tokens_per_s:9,.0f} tokens/s" if tokens_per_s else ""

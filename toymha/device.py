@@ -70,9 +70,12 @@ def keep_memory() -> None:
     Other C libraries have no such switch, or no need of one.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
-        libc = ctypes.CDLL(None)
-        for parameter, value in ((M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
-            libc.mallopt(parameter, value)
+        set_to = ctypes.CDLL(None).mallopt
+        # glibc before 2.35 takes no threshold above 32 MiB, and says so by 0. Without one the rest would do harm: it
+        # ends what glibc adjusts of itself.
+        if any(set_to(M_MMAP_THRESHOLD, size) for size in (2**30, 2**25)):
+            set_to(M_TRIM_THRESHOLD, 2**31 - 1)
+            set_to(M_ARENA_MAX, 1)
 
 
 def slow_products() -> bool:
@@ -86,17 +89,22 @@ FP32_ERROR = 1e-5  # of a product's largest number; in fp32 it is about 1e-7, in
 
 
 def product_error() -> float:
-    """The largest error of an fp32 product, as a share of its largest number."""
-    a, b = torch.rand(2, 256, 256, generator=torch.Generator().manual_seed(0)) - 0.5
-    exact = a.double() @ b.double()
-    return ((a @ b - exact).abs().max() / exact.abs().max()).item()
+    """The largest error of fp32 products, as a share of their largest number: of a large one, of one with a narrow
+    side, of a batch of small ones."""
+    generator, worst = torch.Generator().manual_seed(0), 0.0
+    for left, right in (((256, 256), (256, 256)), ((512, 64), (64, 192)), ((8, 64, 32), (8, 32, 64))):
+        a, b = (torch.rand(shape, generator=generator) - 0.5 for shape in (left, right))
+        exact = a.double() @ b.double()
+        worst = max(worst, ((a @ b - exact).abs().max() / exact.abs().max()).item())
+    return worst
 
 
 def choose_products(device: torch.device) -> None:
     """Let oneDNN multiply fp32 matrices where that is faster, and is fp32.
 
-    torch hands them over in its precision "medium", which allows bf16 where the CPU has products of it. None of the
-    CPUs that are asked has, and if one should round, it is seen here. Attention looks at this setting too.
+    torch hands them over in its precision "medium", which allows oneDNN to round to bf16. With AMX it does; on a Zen 5,
+    which multiplies bf16 by AVX-512 too, it does not (its errors are those of MKL), and if another CPU should, it is
+    seen here. Attention looks at this setting too.
     """
     torch.set_float32_matmul_precision("highest")
     if device.type == "cpu" and slow_products():

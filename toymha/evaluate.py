@@ -98,9 +98,9 @@ def evaluate(
 ) -> Score:
     """The model's score on the whole split, or on about `max_tokens` of it in windows spread evenly, always the same.
 
-    `batch_tokens`: how many tokens the whole team evaluates at once; it changes no result. `poll` is called between
-    batches and may raise. `team`: who reads the batches. The standard error is that of the mean over tokens, with the
-    tokens of a window taken as one cluster.
+    `batch_tokens`: how many tokens the team evaluates at once, or a window each; it changes no result. `poll` is called
+    between batches and may raise. `team`: who reads the batches. The standard error is that of the mean over tokens,
+    with the tokens of a window taken as one cluster.
     """
     device = next(model.parameters()).device
     sums, counts, floors, tagged = [], [], [], Tagged(split)

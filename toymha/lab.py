@@ -32,6 +32,7 @@ from toymha.schema import UserError
 from toymha.stop import Stop
 from toymha.team import Team
 from toymha.timing.speed import decoding_speed, steady_tokens_per_s
+from toymha.unread import Seen
 
 
 @dataclass
@@ -197,9 +198,9 @@ class Lab:
         assert isinstance(self.model, GPT)
         return heads_of_run(self.model, self.run.config, self.corpus, self.stop.check)
 
-    def log_row(self, log: Log, factor: float, grad_norm: float) -> None:
+    def log_row(self, log: Log, seen: Seen) -> None:
         c, losses = self.run.config, self.state["losses"]
-        row = {"loss/train": sum(losses) / len(losses), "lr": c.optim.lr * factor, "grad_norm": grad_norm}
+        row = {"loss/train": sum(losses) / len(losses), "lr": c.optim.lr * seen.lr_factor, "grad_norm": seen.grad_norm}
         row["tokens_per_s"] = self.state["tokens"] / self.state["seconds"]
         with self.spending("logging"):
             log.row(self.state["step"], row)
@@ -211,8 +212,9 @@ class Lab:
             self.run.save_checkpoint(self.state | wall | {"model": self.model.state_dict(), "optimizers": moments})
             self.run.update(step=self.state["step"], **wall)
 
-    def diverged(self, error: str) -> None:
-        about = {"step": self.state["step"], "wall_seconds": self.wall_seconds}
+    def diverged(self, error: str, step: int | None = None) -> None:
+        """`step`: the last that was sound, if not the last that was taken."""
+        about = {"step": self.state["step"] if step is None else step, "wall_seconds": self.wall_seconds}
         self.run.update(status="diverged", error=error, **about)
         self.console.stop()
 

@@ -14,7 +14,7 @@ from toymha.generation.translate import all_ways
 from toymha.opened import open_run
 from toymha.runs import Run
 from toymha.schema import UserError, build
-from toymha.team import Team, members
+from toymha.team import readers_of
 
 
 def score_run(o: Any) -> str:
@@ -26,8 +26,7 @@ def score_run(o: Any) -> str:
     data = other_data(o, Run.load(o.run).config.data) if o.data else None
     opened = open_run(o.run, weights=o.weights, device=o.device, precision=o.precision, threads=o.threads, data=data)
     split = opened.corpus.splits[opened.split(o.split)]
-    parameters = sum(p.numel() for p in opened.model.parameters())
-    with arithmetic(opened.precision, opened.device), Team(members(opened.device, parameters)) as team:
+    with arithmetic(opened.precision, opened.device), readers_of(opened.model, opened.device) as team:
         score = evaluate(opened.model, split, opened.config.seq_len, team=team)
         written = None
         if split.separators is not None and opened.config.causal:

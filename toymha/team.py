@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -24,12 +25,11 @@ MOST = 8  # members: what Python does between products they do one after the oth
 
 
 def members(device: torch.device, parameters: int, rows: int | None = None) -> int:
-    """How many threads share a batch of so many rows (None: of more than there are threads): those that torch may use,
-    or 1, where that is faster."""
+    """How many share a batch of so many rows (None: of more than there are members), each with an equal number of the
+    threads that torch may use; 1 where that is faster."""
     threads = torch.get_num_threads()
-    if device.type != "cpu" or parameters > LARGEST or (rows is not None and rows < threads):
-        return 1
-    return min(threads, MOST)
+    n = threads // -(-threads // MOST)
+    return 1 if device.type != "cpu" or parameters > LARGEST or (rows is not None and rows < n) else n
 
 
 class Team:
@@ -39,7 +39,7 @@ class Team:
         self.n, self.threads = n, torch.get_num_threads()
         self.pool: ThreadPoolExecutor | None = None
         if n > 1:
-            here = threading.Barrier(n)
+            here = threading.Barrier(n, timeout=60)  # a thread that cannot be started is an error, not a wait
             self.pool = ThreadPoolExecutor(n, "toymha")
             list(self.pool.map(_begin, [(max(1, self.threads // n), here)] * n))
             torch.set_num_threads(self.threads)  # what a thread sets is also what threads begin with that come later
@@ -86,6 +86,11 @@ class Team:
 
 
 ALONE = Team()
+
+
+def readers_of(model: nn.Module, device: torch.device) -> Team:
+    """Those who evaluate a model."""
+    return Team(members(device, sum(p.numel() for p in model.parameters())))
 
 
 def _begin(how: tuple[int, threading.Barrier]) -> None:

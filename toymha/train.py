@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toymha import cost
-from toymha.batches import Batch, check_pairs, draw
+from toymha.batches import Batch, MicroBatch, check_pairs, draw
 from toymha.compose import Point
 from toymha.config import Config
 from toymha.console import Console
@@ -30,8 +29,9 @@ from toymha.schema import UserError
 from toymha.seeds import stream, stream_seed
 from toymha.start import first_weights
 from toymha.stop import Interrupted, Stop
-from toymha.team import ALONE, Team, members
+from toymha.team import ALONE, Team, members, readers_of
 from toymha.timing.machine import check_room
+from toymha.unread import Unread
 
 TRAINING_BYTES = 16  # a parameter: itself, its gradient and two moments, each in fp32
 
@@ -97,89 +97,49 @@ def train(
     """
     c, b, text = run.config, run.config.budget, corpus.splits["train"]
     model = make_model(c, corpus.tokenizer.vocab_size).to(device)
-    team = team_for(c, device, model)
     optimizers = make_optimizers(model, c)
     state = restore(run, first, model, optimizers)
-    lab = Lab(run, corpus, model, device, precision, console, stop, team, state)
     forward = compiled(model, c, device, precision, console) if c.compile else model
-    unread: list[Tensor] = []  # loss and gradient norm of steps that the device may still be busy with
-    seen, began = Seen(0.0, 0.0, 0), 0.0
-    with team, Log(run, state["step"]) as log:
+    unread = Unread(state, c, device)
+    with team_for(c, device, model) as team, readers_of(model, device) as readers, Log(run, state["step"]) as log:
+        lab = Lab(run, corpus, model, device, precision, console, stop, readers, state)
         going = lab.begin(log)
         while going and progress_of(c, state) < 1:
-            if stop.signum and read(unread, state).finite:
+            if stop.signum and not unread.read(state["step"]):
+                unread.note_time()
                 lab.checkpoint(optimizers)
             stop.check()
-            began = began if unread else time.perf_counter()
+            unread.begin()
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
             batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
-            dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"])
-            batch_loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
-            unread.append(torch.stack((batch_loss, clipped(model, c, team))))
-            steps = len(unread) if near(device) or is_looked_at(c, state["step"] + 1) else 0
-            if steps:
-                seen = read(unread, state)
-                if not seen.finite:  # on a CPU before it reaches the weights, and everywhere before these are saved
-                    rate = f"learning rate {c.optim.lr * factor:.3g}"
-                    lab.diverged(f"loss {seen.loss}, gradient norm {seen.grad_norm} at step {seen.step}, {rate}")
-                    going = False
-                    break
+            dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"]) if c.drops else None
+            loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
+            unread.add(loss, clipped(model, c, team), factor)
+            step = state["step"] + 1
+            logs, looks, saves = (
+                step % n == 0 for n in (b.log_every, b.eval_every, b.checkpoint_every or b.eval_every)
+            )
+            due = unread.is_due(step, logs or looks or saves or step == c.max_steps)
+            if due and (broken := unread.read(step)):  # on a CPU before it reaches the weights
+                lab.diverged(f"{broken}, learning rate {c.optim.lr * broken.lr_factor:.3g}", broken.step - 1)
+                going = False
+                break
             move(optimizers, team)
-            state["step"] += 1
+            unread.note_time()
+            state["step"] = step
             state["tokens"] += batch.tokens
-            if steps:
-                seconds = time.perf_counter() - began
-                state["step_seconds"] += [seconds / steps] * steps
-                state["seconds"] += seconds
-            step, last = state["step"], progress_of(c, state) >= 1
-            console.step(step, state["seconds"], seen.loss)
-            if step % b.log_every == 0 or last:
-                lab.log_row(log, factor, seen.grad_norm)
-            if step % b.eval_every == 0 or last:
+            last = progress_of(c, state) >= 1
+            console.step(step, state["seconds"], unread.seen.loss if unread.seen else None)
+            if (logs or last) and unread.seen:
+                lab.log_row(log, unread.seen)
+            if looks or last:
                 going = lab.look(log)
-            if going and (step % (b.checkpoint_every or b.eval_every) == 0 or last):
+            if going and (saves or last):
                 lab.checkpoint(optimizers)
         if going:
             lab.finish(log)
     console.finish(run)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The loss and gradient norm of a step."""
-
-    loss: float
-    grad_norm: float
-    step: int
-
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.loss + self.grad_norm)
-
-
-def near(device: torch.device) -> bool:
-    """Whether reading a number of the device costs nothing: a GPU has to finish all that it was told before."""
-    return device.type == "cpu"
-
-
-def is_looked_at(c: Config, step: int) -> bool:
-    """Whether something is logged, evaluated or saved after this step."""
-    b = c.budget
-    return step == c.max_steps or any(
-        step % n == 0 for n in (b.log_every, b.eval_every, b.checkpoint_every or step + 1)
-    )
-
-
-def read(unread: list[Tensor], state: dict[str, Any]) -> Seen:
-    """The last of the steps whose losses have not been read, or the first that is not finite. The losses go to the
-    state."""
-    rows = torch.stack(unread).tolist() if unread else []
-    first = state["step"] + 2 - len(rows)  # the last of them has not moved the weights yet
-    steps = [Seen(loss, norm, first + i) for i, (loss, norm) in enumerate(rows)]
-    unread.clear()
-    state["losses"] += [s.loss for s in steps]
-    return next((s for s in steps if not s.finite), steps[-1] if steps else Seen(0.0, 0.0, state["step"]))
 
 
 def team_for(c: Config, device: torch.device, model: nn.Module) -> Team:
@@ -194,32 +154,35 @@ def backward(
     parts: int,
     device: torch.device,
     precision: str,
-    dropout_seed: int = 0,
+    dropout_seed: int | None = None,
     team: Team = ALONE,
 ) -> Tensor:
     """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches. A GPU
     is not waited for.
 
-    In a team each member takes a part of a micro-batch, and dropout draws from a stream of its own in each part. The
-    gradients are added in the order of the parts, so that the same number of members gives the same bits.
+    In a team each member takes a part of a micro-batch. The gradients are added in the order of the parts, so that the
+    same number of members gives the same bits, and another number the same up to rounding.
     """
     losses, leaves = [], list(forward.parameters())
 
-    def work(
-        numbered: tuple[int, tuple[tuple[Tensor, ...], Tensor, float]],
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        k, (inputs, y_BT, share) = numbered
-        with drawing(stream_seed(dropout_seed, k), device):
+    def work(micro: MicroBatch) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        inputs, y_BT, share, first = micro
+        with dropping(dropout_seed, range(first, first + len(y_BT)), device):
             part = loss_of(forward, inputs, y_BT, device, precision) * share
         return part.detach(), torch.autograd.grad(part, leaves, allow_unused=True)
 
     with team.resting():
-        for part, gradients in team.map(work, enumerate(batch.parts(parts * team.n, device))):
+        for part, gradients in team.map(work, batch.parts(parts * team.n, device)):
             losses.append(part)
             for p, gradient in zip(leaves, gradients, strict=True):
                 if gradient is not None:
                     p.grad = gradient if p.grad is None else p.grad.add_(gradient)
         return torch.stack(losses).sum()
+
+
+def dropping(seed: int | None, rows: Iterable[int], device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Dropout as the seed says, of these rows of the batch; null where nothing is dropped."""
+    return contextlib.nullcontext() if seed is None else drawing([stream_seed(seed, row) for row in rows], device)
 
 
 def clipped(model: nn.Module, c: Config, team: Team) -> Tensor:

@@ -125,7 +125,12 @@ class Attention(nn.Module):
         on_cpu = self.w_q.weight.is_cpu
         draws = self.dropout and self.training and on_cpu
         many_small = on_cpu and T > 1 and S <= SHORT and torch.get_float32_matmul_precision() == "medium"
-        return not (self.scores._forward_hooks or self.pattern._forward_hooks or draws or many_small)
+        return not (self.tapped or draws or many_small)
+
+    @property
+    def tapped(self) -> bool:
+        """Whether somebody listens to what the fused kernel never builds."""
+        return bool(self.scores._forward_hooks or self.pattern._forward_hooks)
 
     def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The same in one kernel, which knows the causal mask and needs no T x S tensor."""

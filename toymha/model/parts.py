@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,32 +75,35 @@ class SwigluMLP(nn.Module):
         return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
 
 
-CHANCE = threading.local()  # .generator: what `dropout` draws from in this thread
+CHANCE = threading.local()  # .rows: what `dropout` draws from in this thread, a generator a sequence
 
 
 @contextlib.contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, dropout draws from the stream of this seed, in this thread alone where the device is a CPU: torch's own
-    dropout draws from one generator for all threads, so that it would be a matter of chance which of them draws what.
+def drawing(seeds: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Inside, dropout draws from streams with these seeds, one a sequence of the batch, in this thread alone where the
+    device is a CPU. So what is dropped depends neither on which thread has a sequence nor on what stands beside it, and
+    torch's own dropout, which has one generator for all threads, would leave that to chance.
     """
     if device.type != "cpu":
-        torch.manual_seed(seed)
+        torch.manual_seed(seeds[0])
         yield
         return
-    CHANCE.generator = torch.Generator().manual_seed(seed)
+    CHANCE.rows = [torch.Generator().manual_seed(seed) for seed in seeds]
     try:
         yield
     finally:
-        CHANCE.generator = None
+        CHANCE.rows = None
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Zero with probability p, else x / (1 - p); x itself in evaluation."""
-    generator = getattr(CHANCE, "generator", None)
-    if not (p and training) or generator is None:
+    """Zero with probability p, else x / (1 - p); x itself in evaluation. The first axis counts sequences."""
+    rows = getattr(CHANCE, "rows", None)
+    if not (p and training) or rows is None:
         return F.dropout(x, p, training) if p else x
-    kept = x * torch.empty_like(x).bernoulli_(1 - p, generator=generator)
-    return kept.mul_(1 / (1 - p))  # by a number of full precision, also where x is in bf16
+    mask = torch.empty_like(x)
+    for row, generator in zip(mask, rows, strict=True):
+        row.bernoulli_(1 - p, generator=generator)
+    return (x * mask).mul_(1 / (1 - p))  # by a number of full precision, also where x is in bf16
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}

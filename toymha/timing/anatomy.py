@@ -30,10 +30,10 @@ from toymha.optim import Optimizer
 from toymha.runs import Run
 from toymha.seeds import stream
 from toymha.team import Team
+from toymha.timing.bench_report import PASSES
 from toymha.timing.machine import synchronize
 from toymha.train import backward, clipped, move
 
-PASSES = "forward and backward"
 PRODUCTS = "matrix products"
 REST = "Python, waiting"
 KINDS = {  # operations as torch names them -> what they are for; those of both passes
@@ -70,9 +70,10 @@ TEXT = 100_000  # random tokens that batches are drawn from, and evaluated
 def anatomy(
     model: GPT, optimizers: list[Optimizer], c: Config, precision: str, device: torch.device, team: Team, repeats: int
 ) -> dict[str, Any]:
-    """`phases`: seconds of a step's parts, medians of `repeats` steps (evaluation and logging by their share of a step,
-    as often as the budget has them). `kinds`: seconds of the forward and backward pass, by kind. `products`: FLOPs of a
-    step's products, the seconds of the same products alone, and the FLOPs a second of these.
+    """`phases`: seconds of a step's parts, medians of `repeats` steps, and evaluation and logging by their share of a
+    step, as often as the budget has them (samples and checkpoints are left out). `kinds`: seconds of the forward and
+    backward pass, by kind. `products`: FLOPs of a step's products, the seconds of the same products alone, and the
+    FLOPs a second of these.
     """
     V = model.embed.num_embeddings
     text = Split(torch.randint(V, (TEXT + c.seq_len,), generator=stream(0, "bench")), TEXT, TEXT)
@@ -80,7 +81,7 @@ def anatomy(
     batch = draw(model, text, c.seq_len, c.batch_size, stream(0, "bench"))
     watched = [profiled(model, batch, c, precision, device, team) for _ in range(1 + BEST_OF)][1:]
     # Operations wait where something else uses the machine: the pass that was disturbed least tells what they need.
-    kinds, events = min(((by_kind(e), e) for e in watched), key=lambda pair: sum(pair[0].values()))
+    kinds, events = min(((by_kind(e, device), e) for e in watched), key=lambda pair: sum(pair[0].values()))
     kinds = {kind: seconds / team.n for kind, seconds in kinds.items()}
     known, passes = sum(kinds.values()), phases[PASSES]
     if known > passes:
@@ -119,7 +120,7 @@ def timed_phases(
         began = time.perf_counter()
         batch = draw(model, text, c.seq_len, c.batch_size, stream(0, "batch", step))
         until_now("data")
-        backward(model, batch, c.grad_accum, device, precision, team=team)
+        backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
         until_now(PASSES)
         clipped(model, c, team)
         until_now("clipping")
@@ -130,12 +131,13 @@ def timed_phases(
 
 def looking(model: GPT, text: Split, c: Config, precision: str, device: torch.device, team: Team) -> dict[str, float]:
     """Seconds a step of evaluating and of logging, each as often as the budget says."""
-    began = time.perf_counter()
-    with arithmetic(precision, device):
-        score = evaluate(model, text, c.seq_len, max_tokens=c.budget.eval_tokens, team=team)
-    row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
-    row |= attention_statistics(model, *(x.to(device) for x in looked_at(model, text, c.seq_len)))
-    evaluation = time.perf_counter() - began
+    for _ in range(2):  # the first of them warms up
+        began = time.perf_counter()
+        with arithmetic(precision, device):
+            score = evaluate(model, text, c.seq_len, max_tokens=c.budget.eval_tokens, team=team)
+        row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}
+        row |= attention_statistics(model, *(x.to(device) for x in looked_at(model, text, c.seq_len)))
+        evaluation = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         run = Run.open(Path(folder) / "run", replace(c, output_dir=folder), "", {})
         try:
@@ -163,15 +165,16 @@ def profiled(
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=activities, record_shapes=True, experimental_config=everywhere) as seen:
-        backward(model, batch, c.grad_accum, device, precision, team=team)
+        backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
         synchronize(device)
     for p in model.parameters():
         p.grad = None
     return list(seen.events())
 
 
-def by_kind(events: list[FunctionEvent]) -> dict[str, float]:
-    """Seconds a step, added up over the threads. Small operations inside a named one count as that."""
+def by_kind(events: list[FunctionEvent], device: torch.device) -> dict[str, float]:
+    """Seconds a step, added up over the threads: of the device's clock. Small operations inside a named one count as
+    that."""
     found: dict[str, float] = dict.fromkeys([*KINDS, OTHER], 0.0)
     for e in events:
         kind: str | None = None
@@ -180,7 +183,7 @@ def by_kind(events: list[FunctionEvent]) -> dict[str, float]:
             kind, parent = KIND_OF.get(parent.name), parent.cpu_parent
         if kind is None and not e.name.startswith("aten::"):
             continue  # autograd's own bookkeeping
-        spent = e.self_device_time_total or e.self_cpu_time_total
+        spent = e.self_cpu_time_total if device.type == "cpu" else e.self_device_time_total
         found[kind or OTHER] += spent / 1e6
     return {kind: seconds for kind, seconds in found.items() if seconds}
 

@@ -13,10 +13,10 @@ from toymha.console import quote
 from toymha.schema import UserError
 from toymha.subjects import amount, number
 from toymha.table import columns
-from toymha.timing.anatomy import PASSES
 from toymha.timing.roofline import OVERHEAD, Rates
 
 Row = dict[str, Any]
+PASSES = "forward and backward"  # the part of a step that is divided by kinds of operations
 SAME = 0.2  # medians that differ by a larger share are not told as the same, however wide their spread
 
 

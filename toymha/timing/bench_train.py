@@ -24,6 +24,7 @@ from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
 from toymha.optim import Optimizer, make_optimizers
 from toymha.options import BenchTrainOptions
+from toymha.schema import UserError
 from toymha.seeds import stream
 from toymha.subjects import check_elsewhere, check_words, described
 from toymha.team import Team
@@ -111,6 +112,8 @@ def check(case: Case, device: torch.device) -> None:
     weights = 4 * STORED * sum(cost.parameters(case.config, case.vocab_size).values())  # with gradients and moments
     way_out = "choose a smaller batch_size= or seq_len=, or attention=fused"
     check_room(device, weights + sum(case.formula().values()), str(case), way_out)
+    if case.config.attn_dropout and case.attention == "fused" and device.type == "cpu":
+        raise UserError(f"{case}: on a CPU dropout of attention takes the explicit path; write attention=explicit")
 
 
 def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check: bool) -> dict[str, Any]:
@@ -123,7 +126,7 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check:
     with path_of_attention(model, case.attention), team_for(c, device, model) as team:
         optimizers = make_optimizers(model, c)
         work = training_step(model, optimizers, c, batch, case.precision, device, team)
-        inputs, y_BT, _ = next(batch.parts(c.grad_accum, device))
+        inputs, y_BT, _, _ = next(batch.parts(c.grad_accum, device))
         kept = saved(model, case.rows, lambda: loss_of(model, inputs, y_BT, device, case.precision))
         peak = None
         if device.type == "cuda":
@@ -160,7 +163,7 @@ def training_step(
     """What `train` does with one batch: forward, loss, backward, clip, step; here always with the same tokens."""
 
     def step() -> None:
-        backward(model, batch, c.grad_accum, device, precision, team=team)
+        backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
         clipped(model, c, team)
         move(optimizers, team)
 
@@ -172,7 +175,7 @@ def path_of_attention(model: nn.Module, name: str) -> Iterator[None]:
     """`explicit` or `fused` attention in every layer; afterwards it is chosen as before."""
     layers = [m for m in model.modules() if isinstance(m, Attention)]
     for layer in layers:
-        vars(layer)["can_fuse"] = lambda T, S: name == "fused"
+        vars(layer)["can_fuse"] = lambda T, S, layer=layer: name == "fused" and not layer.tapped
     try:
         yield
     finally:
