@@ -645,7 +645,7 @@ def test_plain_values_are_read_as_hydra_reads_them():
     [
         ("budget=smoke", "budget.steps"),
         ("budget=full", "budget.steps"),
-        ("optim=adamw", "optim.muon_lr"),
+        ("optim=adamw", "optim.lr"),
         ("sweep=heads", "optim.muon_lr"),
         ("model=gpt2_small", "n_layer"),
     ],
