@@ -189,7 +189,7 @@ def by_kind(events: list[FunctionEvent], device: torch.device) -> dict[str, floa
 
 
 def alone(events: list[FunctionEvent], precision: str, device: torch.device, team: Team) -> dict[str, float]:
-    """The matrix products of a step, of contiguous operands, with nothing between them; each thread those that it had."""
+    """The matrix products of a step and nothing else, of contiguous operands, each thread those that it had."""
     by_thread: dict[int, Counter[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     for e in events:
         if KIND_OF.get(e.name) == PRODUCTS:
