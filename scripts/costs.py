@@ -1,7 +1,7 @@
 """What toymha itself costs on this machine: how a step grows with the model, and what surrounds the steps.
 
     python scripts/costs.py                            all of it, about ten minutes
-    python scripts/costs.py --only planning,start      or some of it: growth,planning,start,surroundings,sweep
+    python scripts/costs.py --only planning,start      or some of it: growth,planning,start,surroundings,agreement,sweep
 
 growth        Seconds of a training step (AdamW, fused attention, fp32) against layers, dim, context and batch, each
               alone doubled from the default model's; one figure, with the counted FLOPs at the rate of the default
@@ -9,6 +9,7 @@ growth        Seconds of a training step (AdamW, fused attention, fp32) against 
 planning      Seconds of `toymha plan -m` with 1,000 points.
 start         Seconds from the command to the end of the first step, and of `import torch` alone, in turn.
 surroundings  Share of a default run that is not training: start, evaluation, logging, checkpoints, the final scores.
+agreement     Validation losses of three seeds with the threads of this machine, and with one thread.
 sweep         What a run of a sweep takes beyond what it notes of itself, in seconds.
 
 It ends with one line of JSON.
@@ -143,6 +144,17 @@ def surroundings(folder: Path) -> dict[str, Any]:
     return {"command": whole, **parts}
 
 
+def agreement(folder: Path) -> dict[str, Any]:
+    losses = {}
+    for threads in (runs.cores(), 1):
+        name = f"agreement{threads}"
+        words = ["budget=quick", "n_layer=2", "dim=64", f"threads={threads}", "workers=1", f"name={name}"]
+        toymha(folder, "train", "-m", *DATA, "seed=0,1,2", *words)
+        losses[threads] = [run["val"]["loss"] for run in summaries(folder / "outputs" / name)]
+        print(f"{threads} threads: validation losses {', '.join(f'{loss:.4f}' for loss in losses[threads])}")
+    return losses
+
+
 def sweep(folder: Path) -> dict[str, Any]:
     """Two sweeps of different size, so that starting the workers cancels."""
     few, many = 4, 24
@@ -159,7 +171,14 @@ def sweep(folder: Path) -> dict[str, Any]:
     return {"each_s": each, "noted_s": noted, "beyond_s": each - noted}
 
 
-PARTS = {"growth": growth, "planning": planning, "start": start, "surroundings": surroundings, "sweep": sweep}
+PARTS = {
+    "growth": growth,
+    "planning": planning,
+    "start": start,
+    "surroundings": surroundings,
+    "agreement": agreement,
+    "sweep": sweep,
+}
 
 
 def main() -> None:

@@ -173,7 +173,7 @@ def profiled(
 
 
 def by_kind(events: list[FunctionEvent], device: torch.device) -> dict[str, float]:
-    """Seconds a step, added up over the threads: of the device's clock. Small operations inside a named one count as
+    """Seconds a step, added up over the threads; on CUDA by its own clock. Small operations inside a named one count as
     that."""
     found: dict[str, float] = dict.fromkeys([*KINDS, OTHER], 0.0)
     for e in events:
@@ -183,7 +183,7 @@ def by_kind(events: list[FunctionEvent], device: torch.device) -> dict[str, floa
             kind, parent = KIND_OF.get(parent.name), parent.cpu_parent
         if kind is None and not e.name.startswith("aten::"):
             continue  # autograd's own bookkeeping
-        spent = e.self_cpu_time_total if device.type == "cpu" else e.self_device_time_total
+        spent = e.self_device_time_total if device.type == "cuda" else e.self_cpu_time_total
         found[kind or OTHER] += spent / 1e6
     return {kind: seconds for kind, seconds in found.items() if seconds}
 

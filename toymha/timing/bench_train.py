@@ -77,7 +77,7 @@ class Case:
 def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = None) -> int:
     """`toymha bench train`. `words`: keys of `train` (seq_len=64,128,256); `extra`: the user's own configs.
 
-    Prints two tables and writes bench.jsonl, bench.svg and bench.png. The exit status: 130 where it was interrupted,
+    Prints three tables and writes bench.jsonl, bench.svg and bench.png. The exit status: 130 where it was interrupted,
     which keeps the rows that were finished. Raises UserError, before anything is written, for what cannot be timed.
     """
     check_elsewhere(words, OF_BENCH, "bench")
