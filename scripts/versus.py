@@ -1,6 +1,6 @@
 """toymha against nanoGPT on this machine, in one run: the two take turns, A B A B ...
 
-    python scripts/versus.py --nanogpt PATH --data FILE                      all of it, about half an hour
+    python scripts/versus.py --nanogpt PATH --data FILE                      all of it, about fifty minutes
     python scripts/versus.py --nanogpt PATH --data FILE --only training      or some: training,decoding,loss,a100,sweep
 
 PATH is a checkout of nanoGPT (it is copied to a temporary folder and not changed), FILE the tiny shakespeare text. Both
@@ -14,7 +14,7 @@ loss      From typing the command to its end: nanoGPT's README recipe for CPU, a
           models are scored by toymha on the whole validation split, in windows of their context.
 a100      `toymha train recipe=a100` from typing it to its end, three seeds, and their losses on the whole validation
           split, beside what nanoGPT's README reports of its larger model on an A100 (which is not run here).
-sweep     5 numbers of heads x 3 seeds, to the loss of nanoGPT's README recipe: one `toymha train -m`, and a shell loop
+sweep     5 numbers of heads x 3 seeds, with nanoGPT's README recipe and `recipe=nano`: one `toymha train -m`, and a shell loop
           over nanoGPT, of which one run of each number of heads is timed and counted three times.
 
 It ends with one line of JSON.
@@ -273,17 +273,20 @@ def score_nanogpt(b: Bench) -> float:
 
 
 def sweep(b: Bench) -> dict[str, Any]:
-    each = []
+    each, theirs_found = [], []
     for heads in HEADS:
-        _, seconds, _ = b.nanogpt(*README.replace("--n_head=4", f"--n_head={heads}").split())
+        words = README.replace("--n_head=4", f"--n_head={heads}").split()
+        _, seconds, _ = b.nanogpt(*words, "--always_save_checkpoint=True")
         each.append(seconds)
+        theirs_found.append(score_nanogpt(b))
     theirs = len(SEEDS) * sum(each)
     heads, seeds = ",".join(map(str, HEADS)), ",".join(map(str, SEEDS))
     folder, ours, _ = b.toymha("-m", f"n_head={heads}", f"seed={seeds}", "recipe=nano")
     found = val_loss(folder)
     out = told(f"a sweep of {len(HEADS) * len(SEEDS)} runs", [theirs], [ours], lambda s: f"{s:,.0f} s")
-    print(f"  validation loss of toymha's runs: {min(found):.4f} to {max(found):.4f}")
-    return out | {"nanogpt_each_s": each, "toymha_losses": found}
+    for name, losses in (("nanoGPT", theirs_found), ("toymha", found)):
+        print(f"  {name:8} validation loss, whole split: {min(losses):.4f} to {max(losses):.4f}")
+    return out | {"nanogpt_each_s": each, "nanogpt_losses": theirs_found, "toymha_losses": found}
 
 
 PARTS = {"training": training, "decoding": decoding, "loss": loss, "a100": a100, "sweep": sweep}

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toymha import cost
 from toymha.batches import Batch
 from toymha.cli import main
+from toymha.console import duration
 from toymha.evaluate import attention_statistics
 from toymha.model.attention import Attention
 from toymha.model.parts import GeluMLP
@@ -329,6 +330,16 @@ def test_medians_far_apart_are_not_the_same_because_ranges_touch(median, told):
     first, again = ({"prefill": {"median": m, "low": 0.7, "high": 1.6}, "check": m != 1} for m in (1.0, median))
     (said,) = bench_report.again_notes([first, again], ("prefill",))
     assert f"has another median: prefill 1 s against {told}" in said and "came out the same" not in said
+
+
+def test_long_work_is_announced(tmp_path, monkeypatch, capsys):
+    """Where the prompt's FLOPs, four times, take over ten seconds at the machine's rate (here one that is made up)."""
+    for rate, said in ((1e12, False), (1e3, True)):
+        monkeypatch.setattr(bench, "measure_rates", lambda *_, rate=rate: Rates(10e9, {"fp32": rate}))
+        run_bench(tmp_path, cache=[True])
+        err = capsys.readouterr().err
+        flops = reading(make(*TINY[1:]), 200, 1, 4).flops
+        assert (f": takes {duration(4 * flops / 1e3)} or longer" in err) == said and ("takes" in err) == said
 
 
 def test_an_interrupted_command_keeps_its_rows(tmp_path, quick, monkeypatch, capsys):

@@ -20,6 +20,7 @@ from torch import Tensor
 from toymha import cost, runs
 from toymha.compose import Point
 from toymha.config import MODEL_KEYS, Config
+from toymha.console import duration
 from toymha.data import tokenizer
 from toymha.data.corpus import load_corpus
 from toymha.device import arithmetic, pick_precision, set_up
@@ -32,7 +33,7 @@ from toymha.seeds import stream
 from toymha.subjects import check_words, described
 from toymha.timing.bench_plot import inference_plot
 from toymha.timing.bench_report import Results, in_short, inference_text
-from toymha.timing.machine import Timing, check_room, facts, memory_told, timed
+from toymha.timing.machine import LEAST, PATIENCE, Timing, check_room, facts, memory_told, timed
 from toymha.timing.roofline import STORED, Rates, Work, decoding, judge, measure_rates, reading
 from toymha.timing.speed import decoding_pass, next_token
 
@@ -113,6 +114,8 @@ def bench(o: BenchOptions, words: list[str], extra: Path | None = None) -> int:
     with Results(Path(o.output_dir) / o.name, facts(device), rates, inference_text, inference_plot) as out:
         models = {s.label: GPT(s.config, s.vocab_size).to(device).eval() for s in subjects}
         for i, case in enumerate([*cases, cases[0]]):  # the first again: whether the machine is still as fast
+            if (expected := at_least(case, rates)) > PATIENCE:
+                say(f"{i + 1}/{len(cases) + 1}  {case}: takes {duration(expected)} or longer")
             with memory_told(str(case)):
                 row = out.add(
                     measure(models[case.subject.label], case, o.repeats, device, rates) | {"check": i == len(cases)}
@@ -168,6 +171,12 @@ def check(case: Case, weights: int, device: torch.device) -> None:
     if case.cache and not c.causal:
         raise UserError("causal=false: each new token changes what earlier ones see, so nothing is cached; cache=false")
     check_room(device, weights + case.kv_bytes, str(case), "choose a smaller model, batch= or prompt_len=")
+
+
+def at_least(case: Case, rates: Rates) -> float:
+    """Seconds that reading the prompt takes at this machine's rate, as often as it is done."""
+    work = reading(case.subject.config, case.subject.vocab_size, case.batch, case.prompt_len)
+    return (1 + LEAST) * work.flops / rates.products[case.precision]
 
 
 # How it is timed
