@@ -14,8 +14,8 @@ loss      From typing the command to its end: nanoGPT's README recipe for CPU, a
           models are scored by toymha on the whole validation split, in windows of their context.
 a100      `toymha train recipe=a100` from typing it to its end, three seeds, and their losses on the whole validation
           split, beside what nanoGPT's README reports of its larger model on an A100 (which is not run here).
-sweep     5 numbers of heads x 3 seeds, with nanoGPT's README recipe and `recipe=nano`: one `toymha train -m`, and a shell loop
-          over nanoGPT, of which one run of each number of heads is timed and counted three times.
+sweep     5 numbers of heads x 3 seeds, nanoGPT's README recipe and `recipe=nano`: a shell loop over nanoGPT, of which
+          one run of each number of heads is timed and counted three times, and one `toymha train -m`.
 
 It ends with one line of JSON.
 """
