@@ -80,13 +80,12 @@ def anatomy(
     phases = timed_phases(model, optimizers, text, c, precision, device, team, repeats)
     batch = draw(model, text, c.seq_len, c.batch_size, stream(0, "bench"))
     watched = [profiled(model, batch, c, precision, device, team) for _ in range(1 + BEST_OF)][1:]
-    # Operations wait where something else uses the machine: the pass that was disturbed least tells what they need.
-    kinds, events = min(((by_kind(e, device), e) for e in watched), key=lambda pair: sum(pair[0].values()))
-    kinds = {kind: seconds / team.n for kind, seconds in kinds.items()}
+    events, whole = min(watched, key=lambda pair: pair[1])  # the one that was disturbed least
+    kinds = {kind: seconds / team.n for kind, seconds in by_kind(events, device).items()}
     known, passes = sum(kinds.values()), phases[PASSES]
-    if known > passes:
-        kinds = {kind: seconds * passes / known for kind, seconds in kinds.items()}
-    kinds[REST] = max(0.0, passes - known)
+    if known > passes:  # it was disturbed all the same: then by shares of it
+        kinds = {kind: seconds * passes / max(whole, known) for kind, seconds in kinds.items()}
+    kinds[REST] = max(0.0, passes - sum(kinds.values()))
     return {
         "phases": phases | looking(model, text, c, precision, device, team),
         "kinds": kinds,
@@ -156,8 +155,8 @@ def looking(model: GPT, text: Split, c: Config, precision: str, device: torch.de
 
 def profiled(
     model: GPT, batch: Batch, c: Config, precision: str, device: torch.device, team: Team
-) -> list[FunctionEvent]:
-    """What torch did in one forward and backward pass, in all threads."""
+) -> tuple[list[FunctionEvent], float]:
+    """What torch did in one forward and backward pass, in all threads, and the seconds of it."""
     from torch._C._profiler import _ExperimentalConfig  # the public profiler sees the calling thread alone without it
     from torch.profiler import ProfilerActivity, profile  # seldom needed, and slow to import
 
@@ -165,11 +164,13 @@ def profiled(
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=activities, record_shapes=True, experimental_config=everywhere) as seen:
+        began = time.perf_counter()
         backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
         synchronize(device)
+        seconds = time.perf_counter() - began
     for p in model.parameters():
         p.grad = None
-    return list(seen.events())
+    return list(seen.events()), seconds
 
 
 def by_kind(events: list[FunctionEvent], device: torch.device) -> dict[str, float]:
