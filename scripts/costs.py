@@ -130,8 +130,8 @@ def start(folder: Path) -> dict[str, Any]:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
         ours.append(float(done.stdout.partition("moved at ")[2].split()[0]) - at)
     first, imported = statistics.median(ours), statistics.median(alone)
-    bar = f"1.3 times that + 0.5 s is {1.3 * imported + 0.5:.2f} s"
-    print(f"first step after {first:.2f} s; import torch alone {imported:.2f} s, and {bar}")
+    bar = f"1.3 times that + 0.5 s, is {1.3 * imported + 0.5:.2f} s"
+    print(f"first step after {first:.2f} s; import torch alone takes {imported:.2f} s; the bar, {bar}")
     return {"first_step_s": ours, "import_torch_s": alone}
 
 

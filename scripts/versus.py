@@ -303,6 +303,12 @@ def main() -> None:
     o = parser.parse_args()
     if strange := [part for part in o.only.split(",") if part not in PARTS]:
         parser.error(f"--only {strange[0]}: some of {','.join(PARTS)}")
+    if strange := [name for name in ("threads", "rounds", "steps") if getattr(o, name) < 1]:
+        parser.error(f"--{strange[0]}: at least 1")
+    if missing := [name for name in ("train.py", "model.py", "config") if not (o.nanogpt / name).exists()]:
+        parser.error(f"--nanogpt {o.nanogpt}: no checkout of nanoGPT ({missing[0]} is missing)")
+    if not o.data.is_file():
+        parser.error(f"--data {o.data}: there is no such file")
     text = o.data.read_text("utf-8")
     result: dict[str, Any] = {"threads": o.threads, "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as temporary:

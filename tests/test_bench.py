@@ -637,3 +637,34 @@ def test_the_table_of_a_step_has_all_its_parts(tmp_path, quick, capsys):
     for name in (PASSES, "matrix products", "normalisation", "optimizer", "evaluation", "products alone", "their rate"):
         assert name in table
     assert rows[-1]["check"] and rows[-1]["anatomy"] is None and rows[0]["anatomy"]["products"]["flops"] > 0
+
+
+def test_parts_of_a_step_are_shares_of_their_sum():
+    """Evaluation and logging stand beside it; a column is named by what tells it from the others."""
+    phases = {"data": 0.1, PASSES: 0.6, "clipping": 0.1, "optimizer": 0.2, "evaluation": 0.05, "logging": 0.0}
+    one = {"phases": phases, "kinds": {"matrix products": 0.6}, "products": {"seconds": 0.3, "flops_per_s": 2e9}}
+    rows = [{"model": f"n_layer=1,n_kv_head={g},dim=64", "seq_len": 8, "anatomy": one} for g in (8, 2)]
+    table = bench_report.anatomy_table(rows, {"model": "model", "seq_len": "context"})
+    assert table[0] == ["where a step goes", "n_kv_head=8 8", "n_kv_head=2 8"]
+    shares = {line[0].strip(): line[1].split(" s ")[-1].split(" ms ")[-1].strip() for line in table[1:-1]}
+    assert shares["together"] == "100 %" and shares[PASSES] == "60 %" and shares["beside: evaluation"] == "5.0 %"
+    assert shares["products alone"] == "30 %"
+    assert bench_report.shorter(["a=1", "a=1"]) == ["a=1", "a=1"] and bench_report.shorter(["x", "x,a=1"]) == [
+        "default",
+        "a=1",
+    ]
+
+
+def test_nothing_is_left_where_nothing_was_measured(tmp_path, quick, monkeypatch, capsys):
+    """Interrupted in the first row: no folder. One that cannot be made is one line, before anything is measured."""
+
+    def interrupt(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_train, "measure", interrupt)
+    o = build({"output_dir": str(tmp_path), "device": "cpu"}, BenchTrainOptions)
+    assert bench_train.bench_train(o, [*TINY, "batch_size=2"]) == 130 and not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(bench, "measure_rates", interrupt)
+    with pytest.raises(UserError, match=r"cannot be written: .*; choose another output_dir= or name="):
+        run_bench(tmp_path / "file")

@@ -662,3 +662,13 @@ def test_a_recipe_leaves_the_heads_to_the_model(model):
     (alone,), (both,) = compose.points([f"model={model}"]), compose.points([f"model={model}", "recipe=nano", "dim=32"])
     heads = [(p.config.n_head, p.config.n_kv_head, p.config.norm) for p in (alone, both)]
     assert heads[0] == heads[1] and both.config.dim == 32 and both.config.budget.steps == 280
+
+
+@pytest.mark.parametrize("group", ["recipe", "sweep"])
+def test_null_is_no_recipe_and_no_sweep(group):
+    """Typed, it is as if nothing was said; beside others it is a value like them."""
+    (default,), (null,) = compose.points(["data=pydoc"]), compose.points(["data=pydoc", f"{group}=null"])
+    assert null.config == default.config and null.label == default.label
+    if group == "recipe":
+        both = compose.points(["data=pydoc", "recipe=null,nano"], True)
+        assert [p.config.dim for p in both] == [128, 64]

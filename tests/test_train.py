@@ -192,6 +192,15 @@ def test_accumulated_gradients_equal_the_large_batch(here):
         assert y.get("loss/train", 0) == pytest.approx(x.get("loss/train", 0), rel=1e-5)
 
 
+def test_more_threads_than_cores_are_warned_of(here, monkeypatch, capsys):
+    monkeypatch.setattr(lab, "cores", lambda: 2)
+    before = torch.get_num_threads()
+    for threads, warned in ((2, False), (3, True)):
+        run(f"threads={threads}", f"name=t{threads}", "budget.steps=1", "optim.warmup=0", console=Console())
+        assert ("threads=3 on 2 cores: slower" in capsys.readouterr().err) == warned
+    torch.set_num_threads(before)
+
+
 # A device whose numbers are far away
 
 

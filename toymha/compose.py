@@ -128,7 +128,7 @@ class Composer:
             before = self.saved["choices"]
             fixed = self.defaults.composed({"model": before["model"]})[0]["fixed"] if "model" not in groups else []
             like = {"defaults": ["_self_", *({k: None} for k in groups)], "fixed": fixed, **self.saved["config"]}
-        values, made = composed.composed([f"{k}={typed(v)}" for k, v in groups.items()], self.extra, like)
+        values, made = composed.composed(_words(groups), self.extra, like)
         if groups.get("recipe") and like is None:
             self._check_recipe(groups, flat(values))
         if "sweep" in made:
@@ -147,7 +147,7 @@ class Composer:
     def _check_recipe(self, groups: Mapping[str, str | None], found: dict[str, Any]) -> None:
         """Raises UserError where a recipe sets what another typed group sets too: one would be read and ignored."""
 
-        others = {k: v for k, v in groups.items() if k != "recipe"}
+        others = {k: v for k, v in groups.items() if k != "recipe" and v is not None}
         if not others:
             return
         of = {g: self._leaves({g: v}) for g, v in others.items()}
@@ -161,7 +161,7 @@ class Composer:
 
     def _leaves(self, groups: Mapping[str, str | None]) -> dict[str, Any]:
         """What these groups compose to, by keys as they are typed."""
-        return flat(composed.composed([f"{k}={typed(v)}" for k, v in groups.items()], self.extra, None)[0])
+        return flat(composed.composed(_words(groups), self.extra, None)[0])
 
     def settings(self, name: str, typed_axes: Mapping[str, Axis]) -> tuple[list[dict[str, Any]], list[str]]:
         """(the settings of a file in conf/sweep, its swept keys); what is typed takes the place of the file's values.
@@ -280,6 +280,11 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         tree = tree[section]
     tree[name] = value
+
+
+def _words(groups: Mapping[str, str | None]) -> list[str]:
+    """As Hydra wants them: it knows no null for a group, only silence."""
+    return [f"{k}={typed(v)}" for k, v in groups.items() if v is not None]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -59,10 +59,10 @@ def help_of(name: str, command: Command, extra: Path | None = None) -> str:
         "Groups: one file of settings each",
     ]
     lines += [
-        f"  {group + '=':10} {made.get(group, 'none'):12} of {', '.join(choices(group, extra))}" for group in GROUPS
+        f"  {group + '=':10} {made.get(group, 'null'):12} of {', '.join(choices(group, extra))}" for group in GROUPS
     ]
-    lines.append(f"  {'like=':10} {'none':12} a finished run folder whose settings take the place of the defaults")
-    lines.append(f"  {'compare=':10} {'none':12} of steps, parameters, flops, time: what a sweep=NAME makes equal")
+    lines.append(f"  {'like=':10} {'null':12} a finished run folder whose settings take the place of the defaults")
+    lines.append(f"  {'compare=':10} {'null':12} of steps, parameters, flops, time: what a sweep=NAME makes equal")
     if name == "plan":
         lines.append(
             f"  {'time=':10} {'false':12} true: try a few steps of each kind of run, and say how long all take"

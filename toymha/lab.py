@@ -27,7 +27,7 @@ from toymha.log import Log, learned
 from toymha.model.gpt import GPT
 from toymha.model.seq2seq import Seq2Seq
 from toymha.optim import Optimizer
-from toymha.runs import Run
+from toymha.runs import Run, cores
 from toymha.schema import UserError
 from toymha.stop import Stop
 from toymha.team import Team
@@ -63,6 +63,9 @@ class Lab:
             self.console.warn(
                 "precision=bf16 on a CPU is fast only where the CPU has bf16 arithmetic; precision=auto knows"
             )
+        threads, here = torch.get_num_threads(), cores()
+        if self.device.type == "cpu" and threads > here:
+            self.console.warn(f"threads={threads} on {here} cores: slower than with as many as there are")
         longest = self.corpus.splits["val"].longest
         if self.writes and isinstance(self.model, GPT) and longest and longest > c.seq_len:
             what = f"pairs of up to {longest} tokens do not fit seq_len={c.seq_len}"

@@ -30,11 +30,10 @@ from toymha.optim import Optimizer
 from toymha.runs import Run
 from toymha.seeds import stream
 from toymha.team import Team
-from toymha.timing.bench_report import PASSES
+from toymha.timing.bench_report import PASSES, PRODUCTS
 from toymha.timing.machine import synchronize
 from toymha.train import backward, clipped, move
 
-PRODUCTS = "matrix products"
 REST = "Python, waiting"
 KINDS = {  # operations as torch names them -> what they are for; those of both passes
     PRODUCTS: ("mm", "addmm", "bmm", "baddbmm"),

@@ -32,7 +32,7 @@ from toymha.schema import UserError
 from toymha.seeds import stream
 from toymha.subjects import check_words, described
 from toymha.timing.bench_plot import inference_plot
-from toymha.timing.bench_report import Results, in_short, inference_text
+from toymha.timing.bench_report import Results, in_short, inference_text, make_folder
 from toymha.timing.machine import LEAST, PATIENCE, Timing, check_room, facts, memory_told, timed
 from toymha.timing.roofline import STORED, Rates, Work, decoding, judge, measure_rates, reading
 from toymha.timing.speed import decoding_pass, next_token
@@ -109,6 +109,7 @@ def bench(o: BenchOptions, words: list[str], extra: Path | None = None) -> int:
     weights = STORED * sum(sum(cost.parameters(s.config, s.vocab_size).values()) for s in subjects)
     for case in cases:
         check(case, weights, device)
+    make_folder(Path(o.output_dir) / o.name)
     say(f"measuring what {device} can do")
     rates = measure_rates(device, precisions)
     with Results(Path(o.output_dir) / o.name, facts(device), rates, inference_text, inference_plot) as out:

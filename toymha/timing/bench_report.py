@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -17,6 +18,8 @@ from toymha.timing.roofline import OVERHEAD, Rates
 
 Row = dict[str, Any]
 PASSES = "forward and backward"  # the part of a step that is divided by kinds of operations
+PRODUCTS = "matrix products"  # one of these kinds
+BESIDE = ("evaluation", "logging")  # phases that are no part of a step
 SAME = 0.2  # medians that differ by a larger share are not told as the same, however wide their spread
 
 
@@ -41,7 +44,7 @@ class Results:
         self.status = 0  # of the command: 130 where it was interrupted
 
     def __enter__(self) -> Results:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         for name in ("bench.jsonl", "bench.svg", "bench.png"):
             (self.folder / name).unlink(missing_ok=True)
         return self
@@ -64,7 +67,18 @@ class Results:
             print(
                 f"\nrows    {quote(self.folder / 'bench.jsonl')}\nplot    {quote(self.folder / 'bench.svg')}, bench.png"
             )
+        if not self.rows:
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                self.folder.rmdir()
         return kind is KeyboardInterrupt
+
+
+def make_folder(folder: Path) -> None:
+    """Raises UserError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"{folder} cannot be written: {e.strerror}; choose another output_dir= or name=") from None
 
 
 # Words and numbers
@@ -293,35 +307,68 @@ def training_text(rows: list[Row], out: Results) -> list[str]:
         "kept: memory that the backward pass needs, weights left out, as autograd keeps it, and by the formula of "
         "`toymha cost`, which leaves out copies of weights too; T x T: its part in the patterns, which grows with "
         "the square of the context",
-        "where a step goes: its parts timed one after the other, the passes divided as torch's profiler sees them in "
-        "all threads; evaluation and logging by their share, as often as budget=full has them; products alone: the "
-        "matrix products of the passes, in the same shapes and threads, with nothing between them",
     ]
+    if any(r["dropout"] for r in told):
+        notes.append("dropout keeps its masks too, which the formula leaves out")
+    if any(r["step"]["of_products"] > 1 for r in told):
+        notes.append("over 100 % of products: their rate was measured while the machine was slower, or in other shapes")
     if any(r["pattern_bytes"] is None for r in told):
         notes.append(
             "* by the formula: where a head is as wide as the context is long, shapes do not tell its T x T tensors "
             "from others"
         )
-    return lines + [f"note  {n}" for n in notes + again_notes(rows, ("step",))]
+    notes += anatomy_notes(told) + again_notes(rows, ("step",))
+    return lines + [f"note  {n}" for n in notes]
 
 
 def anatomy_table(rows: list[Row], keys: dict[str, str]) -> list[list[str]]:
-    """Where a step goes: a line a part, a column a row of the first table."""
+    """Where a step goes: a line a part, a column a row of the first table. Shares are of the parts of a step together;
+    evaluation and logging stand beside it."""
     told = [r["anatomy"] for r in rows]
-    lines = [["where a step goes", *(" ".join(shown(r[k]) for k in keys) for r in rows)]]
+    wholes = [sum(seconds for phase, seconds in t["phases"].items() if phase not in BESIDE) for t in told]
+    names = shorter([r["model"] for r in rows])
+    heads = [" ".join(shown({**r, "model": name}[k]) for k in keys) for r, name in zip(rows, names)]
+    lines = [["where a step goes", *heads]]
 
     def add(name: str, values: list[float]) -> None:
-        shares = [v / r["step"]["median"] for v, r in zip(values, rows)]
+        shares = [value / whole for value, whole in zip(values, wholes)]
         lines.append([name, *(f"{seconds(v)} {percent(share):>6}" for v, share in zip(values, shares))])
 
     for phase in told[0]["phases"]:
+        if phase in BESIDE:
+            continue
         add(phase, [t["phases"][phase] for t in told])
         if phase == PASSES:
             for kind in dict.fromkeys(kind for t in told for kind in t["kinds"]):
                 add(f"  {kind}", [t["kinds"].get(kind, 0.0) for t in told])
+    add("together", wholes)
+    for phase in BESIDE:
+        add(f"beside: {phase}", [t["phases"][phase] for t in told])
     add("products alone", [t["products"]["seconds"] for t in told])
     lines.append(["  their rate", *(amount(t["products"]["flops_per_s"], "FLOP/s") for t in told)])
     return lines
+
+
+def shorter(labels: list[str]) -> list[str]:
+    """Labels without what all of them have."""
+    parts = [label.split(",") for label in labels]
+    common = set.intersection(*map(set, parts)) if len(set(labels)) > 1 else set()
+    return [",".join(p for p in own if p not in common) or "default" for own in parts]
+
+
+def anatomy_notes(rows: list[Row]) -> list[str]:
+    notes = [
+        "where a step goes: its parts timed one after the other, after the first table's; the passes divided "
+        "as torch's profiler sees them in all threads; evaluation and logging by their share, as often as budget=full "
+        "has them; products alone: the matrix products of the passes, without those inside the fused kernel, in the "
+        "same shapes and threads, with nothing between them",
+    ]
+    if any(t["products"]["seconds"] > 1.05 * t["kinds"].get(PRODUCTS, 0.0) for t in (r["anatomy"] for r in rows)):
+        notes.append(
+            "products that are slower alone than in the step were disturbed more, or lie in memory otherwise: the two "
+            "are equal then, as far as this machine lets one see"
+        )
+    return notes
 
 
 def step_table(rows: list[Row], keys: dict[str, str]) -> list[list[str]]:

@@ -31,7 +31,7 @@ from toymha.team import Team
 from toymha.timing.anatomy import anatomy
 from toymha.timing.bench import refuse_encoders, say, sized
 from toymha.timing.bench_plot import training_plot
-from toymha.timing.bench_report import Results, in_short_of_step, training_text
+from toymha.timing.bench_report import Results, in_short_of_step, make_folder, training_text
 from toymha.timing.machine import check_room, facts, memory_told, timed
 from toymha.timing.roofline import STORED, Rates, measure_rates
 from toymha.train import backward, clipped, loss_of, move, team_for
@@ -92,6 +92,7 @@ def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = Non
     ]
     for case in cases:
         check(case, device)
+    make_folder(Path(o.output_dir) / o.name)
     say(f"measuring what {device} can do")
     rates = measure_rates(device, precisions)
     with Results(Path(o.output_dir) / o.name, facts(device), rates, training_text, training_plot) as out:
@@ -146,6 +147,7 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check:
         "batch": c.batch_size,
         "grad_accum": c.grad_accum,
         "seq_len": c.seq_len,
+        "dropout": c.drops,
         "step": dataclasses.asdict(timing) | step,
         "saved_bytes": kept.bytes,
         "saved_bytes_formula": sum(formula.values()),
