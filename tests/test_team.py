@@ -104,6 +104,20 @@ def test_dropout_is_the_same_whoever_computes(words, batch, n, parts):
     assert gradients(c, batch, n, parts, seed=1)[0] != pytest.approx(shared, rel=1e-4)
 
 
+def test_where_nothing_is_dropped_nothing_is_seeded():
+    """A generator a row costs more than a small step; evaluation draws none either."""
+
+    def seeds():
+        raise AssertionError("asked for a seed")
+        yield
+
+    x = torch.ones(4, 50)
+    with drawing(seeds(), CPU):
+        assert dropout(x, 0.0, True) is x and torch.equal(dropout(x, 0.5, False), x)
+        with pytest.raises(AssertionError):
+            dropout(x, 0.5, True)
+
+
 def test_rows_of_the_same_tokens_drop_different_numbers():
     x = torch.ones(4, 50)
     with drawing([7, 8, 7, 9], CPU):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toymha import composed, config, schema
+from toymha import composed, config, recipe, schema
 from toymha.config import GROUPS, REPLICATES, Config
 from toymha.schema import UserError, nearest
 from toymha.schema import word as typed
@@ -130,7 +130,7 @@ class Composer:
             like = {"defaults": ["_self_", *({k: None} for k in groups)], "fixed": fixed, **self.saved["config"]}
         values, made = composed.composed(_words(groups), self.extra, like)
         if groups.get("recipe") and like is None:
-            self._check_recipe(groups, flat(values))
+            recipe.check(groups, values, lambda some: composed.composed(_words(some), self.extra)[0])
         if "sweep" in made:
             section = values.get("sweep")
             if not isinstance(section, dict) or not section.keys() & schema.field_types(Sweep).keys():
@@ -143,25 +143,6 @@ class Composer:
                 values["sweep"] |= {"compare": self.compare, "name": f"{values['sweep']['name']}_equal_{self.compare}"}
             _budget_of(values["sweep"], values["budget"], made["budget"])
         return values, before | made
-
-    def _check_recipe(self, groups: Mapping[str, str | None], found: dict[str, Any]) -> None:
-        """Raises UserError where a recipe sets what another typed group sets too: one would be read and ignored."""
-
-        others = {k: v for k, v in groups.items() if k != "recipe" and v is not None}
-        if not others:
-            return
-        of = {g: self._leaves({g: v}) for g, v in others.items()}
-        default, wanted = self._leaves({}), self._leaves(others)
-        for key, value in wanted.items():
-            own = key.partition(".")[0]  # budget=full says budget.steps, although that is the default
-            if found.get(key) != value and (value != default.get(key) or own in others):
-                group = own if own in others else next(g for g in others if of[g].get(key) != default.get(key))
-                said = f"recipe={groups['recipe']} sets {key}, and so does {group}={others[group]}"
-                raise UserError(f"{said}; leave one of them out (a single key may be changed: {key}=...)")
-
-    def _leaves(self, groups: Mapping[str, str | None]) -> dict[str, Any]:
-        """What these groups compose to, by keys as they are typed."""
-        return flat(composed.composed(_words(groups), self.extra, None)[0])
 
     def settings(self, name: str, typed_axes: Mapping[str, Axis]) -> tuple[list[dict[str, Any]], list[str]]:
         """(the settings of a file in conf/sweep, its swept keys); what is typed takes the place of the file's values.
@@ -285,14 +266,6 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 def _words(groups: Mapping[str, str | None]) -> list[str]:
     """As Hydra wants them: it knows no null for a group, only silence."""
     return [f"{k}={typed(v)}" for k, v in groups.items() if v is not None]
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"optim": {"lr": 1}} -> {"optim.lr": 1}."""
-    out: dict[str, Any] = {}
-    for k, v in tree.items():
-        out |= flat(v, f"{prefix}{k}.") if isinstance(v, Mapping) else {prefix + k: v}
-    return out
 
 
 def _get(tree: dict[str, Any], key: str) -> Any:

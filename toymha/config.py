@@ -220,11 +220,6 @@ class Config:
     # Sizes that follow
 
     @property
-    def drops(self) -> bool:
-        """Whether training drops anything."""
-        return bool(self.attn_dropout or self.resid_dropout)
-
-    @property
     def D(self) -> int:
         """Width of a query and key."""
         return self.head_dim or self.dim // self.n_head

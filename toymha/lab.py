@@ -119,7 +119,7 @@ class Lab:
             if not math.isfinite(score.loss):
                 self.diverged(f"validation loss {score.loss} after step {step}")
                 return False
-            row = self.seen(score)
+            row = self.row_of(score)
         if c.budget.sample_tokens and step:
             with self.spending("samples"):
                 row["sample"] = self.sample()
@@ -144,7 +144,7 @@ class Lab:
         self.console.evaluated(step, score, pace)
         return True
 
-    def seen(self, score: Score) -> dict[str, float | str]:
+    def row_of(self, score: Score) -> dict[str, float | str]:
         """The row of an evaluation: the score, by relation too, what attention does, targets that the model writes."""
         c, split = self.run.config, self.corpus.splits["val"]
         row: dict[str, float | str] = {"loss/val": score.loss, "ppl/val": score.ppl}

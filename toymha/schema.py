@@ -160,7 +160,7 @@ def _convert(shown: str, name: str, value: Any, kind: Any, nullable: bool) -> An
         return float(value)
     if origin is list and isinstance(value, (list, tuple)):
         (item,) = typing.get_args(kind)
-        return [_convert(f"{name}={word(v)}" if len(value) == 1 else shown, name, v, item, False) for v in value]
+        return [_convert(f"{name}={word(v)}", name, v, item, False) for v in value]
     if origin is str and number:  # a file named 1984, a name like 7
         return str(value)
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):

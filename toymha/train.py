@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import traceback
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -113,7 +112,7 @@ def train(
             factor = lr_factor(c.optim, state["step"], progress_of(c, state), warmup_share(c))
             set_lr(optimizers, factor)
             batch = draw(model, text, c.seq_len, c.batch_size, stream(c.seed_of_data, "batch", state["step"]))
-            dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"]) if c.drops else None
+            dropout_seed = stream_seed(c.seed_of_data, "dropout", state["step"])
             loss = backward(forward, batch, c.grad_accum, device, precision, dropout_seed, team)
             unread.add(loss, clipped(model, c, team), factor)
             step = state["step"] + 1
@@ -154,7 +153,7 @@ def backward(
     parts: int,
     device: torch.device,
     precision: str,
-    dropout_seed: int | None = None,
+    dropout_seed: int = 0,
     team: Team = ALONE,
 ) -> Tensor:
     """The mean loss over the batch's tokens, in nats, and its gradient, which is added up over the micro-batches. A GPU
@@ -167,7 +166,7 @@ def backward(
 
     def work(micro: MicroBatch) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         inputs, y_BT, share, first = micro
-        with dropping(dropout_seed, range(first, first + len(y_BT)), device):
+        with drawing((stream_seed(dropout_seed, first + b) for b in range(len(y_BT))), device):
             part = loss_of(forward, inputs, y_BT, device, precision) * share
         return part.detach(), torch.autograd.grad(part, leaves, allow_unused=True)
 
@@ -178,11 +177,6 @@ def backward(
                 if gradient is not None:
                     p.grad = gradient if p.grad is None else p.grad.add_(gradient)
         return torch.stack(losses).sum()
-
-
-def dropping(seed: int | None, rows: Iterable[int], device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Dropout as the seed says, of these rows of the batch; null where nothing is dropped."""
-    return contextlib.nullcontext() if seed is None else drawing([stream_seed(seed, row) for row in rows], device)
 
 
 def clipped(model: nn.Module, c: Config, team: Team) -> Tensor:

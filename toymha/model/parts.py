@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -75,33 +75,41 @@ class SwigluMLP(nn.Module):
         return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
 
 
-CHANCE = threading.local()  # .rows: what `dropout` draws from in this thread, a generator a sequence
+class Chance(threading.local):
+    """What `dropout` draws from in this thread: a generator a sequence of the batch, made when one is needed."""
+
+    seeds: Iterable[int] | None = None
+    rows: list[torch.Generator] | None = None
+
+
+CHANCE = Chance()
 
 
 @contextlib.contextmanager
-def drawing(seeds: Sequence[int], device: torch.device) -> Iterator[None]:
+def drawing(seeds: Iterable[int], device: torch.device) -> Iterator[None]:
     """Inside, dropout draws from streams with these seeds, one a sequence of the batch, in this thread alone where the
-    device is a CPU. So what is dropped depends neither on which thread has a sequence nor on what stands beside it, and
-    torch's own dropout, which has one generator for all threads, would leave that to chance.
+    device is a CPU. So what is dropped depends neither on which thread has a sequence nor on what stands beside it;
+    torch's own dropout has one generator for all threads, and would leave it to chance which of them draws what.
     """
     if device.type != "cpu":
-        torch.manual_seed(seeds[0])
+        torch.manual_seed(next(iter(seeds)))
         yield
         return
-    CHANCE.rows = [torch.Generator().manual_seed(seed) for seed in seeds]
+    CHANCE.seeds = seeds
     try:
         yield
     finally:
-        CHANCE.rows = None
+        CHANCE.seeds = CHANCE.rows = None
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """Zero with probability p, else x / (1 - p); x itself in evaluation. The first axis counts sequences."""
-    rows = getattr(CHANCE, "rows", None)
-    if not (p and training) or rows is None:
+    if not (p and training) or CHANCE.seeds is None:
         return F.dropout(x, p, training) if p else x
+    if CHANCE.rows is None:
+        CHANCE.rows = [torch.Generator().manual_seed(seed) for seed in CHANCE.seeds]
     mask = torch.empty_like(x)
-    for row, generator in zip(mask, rows, strict=True):
+    for row, generator in zip(mask, CHANCE.rows, strict=True):
         row.bernoulli_(1 - p, generator=generator)
     return (x * mask).mul_(1 / (1 - p))  # by a number of full precision, also where x is in bf16
 

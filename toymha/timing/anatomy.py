@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ from toymha.optim import Optimizer
 from toymha.runs import Run
 from toymha.seeds import stream
 from toymha.team import Team
-from toymha.timing.bench_report import PASSES, PRODUCTS
 from toymha.timing.machine import synchronize
+from toymha.timing.train_report import PASSES, PRODUCTS
 from toymha.train import backward, clipped, move
 
 REST = "Python, waiting"
@@ -92,6 +93,18 @@ def anatomy(
     }
 
 
+def step_by_phases(
+    model: GPT, optimizers: list[Optimizer], c: Config, batch: Batch, precision: str, device: torch.device, team: Team
+) -> Iterator[str]:
+    """What `train` does with one batch; the name of each part when it is done."""
+    backward(model, batch, c.grad_accum, device, precision, team=team)
+    yield PASSES
+    clipped(model, c, team)
+    yield "clipping"
+    move(optimizers, team)
+    yield "optimizer"
+
+
 def timed_phases(
     model: GPT,
     optimizers: list[Optimizer],
@@ -113,17 +126,13 @@ def timed_phases(
         found.setdefault(phase, []).append(now - began)
         began = now
 
-    for step in range(repeats):
+    for i in range(repeats):
         synchronize(device)
         began = time.perf_counter()
-        batch = draw(model, text, c.seq_len, c.batch_size, stream(0, "batch", step))
+        batch = draw(model, text, c.seq_len, c.batch_size, stream(0, "batch", i))
         until_now("data")
-        backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
-        until_now(PASSES)
-        clipped(model, c, team)
-        until_now("clipping")
-        move(optimizers, team)
-        until_now("optimizer")
+        for phase in step_by_phases(model, optimizers, c, batch, precision, device, team):
+            until_now(phase)
     return {phase: statistics.median(seconds) for phase, seconds in found.items()}
 
 
@@ -164,7 +173,7 @@ def profiled(
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=activities, record_shapes=True, experimental_config=everywhere) as seen:
         began = time.perf_counter()
-        backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
+        backward(model, batch, c.grad_accum, device, precision, team=team)
         synchronize(device)
         seconds = time.perf_counter() - began
     for p in model.parameters():

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,19 @@ from toymha.config import MODEL_KEYS, Config
 from toymha.device import pick_precision, set_up
 from toymha.model.attention import Attention
 from toymha.model.gpt import GPT
-from toymha.optim import Optimizer, make_optimizers
+from toymha.optim import make_optimizers
 from toymha.options import BenchTrainOptions
 from toymha.schema import UserError
 from toymha.seeds import stream
 from toymha.subjects import check_elsewhere, check_words, described
-from toymha.team import Team
-from toymha.timing.anatomy import anatomy
+from toymha.timing.anatomy import anatomy, step_by_phases
 from toymha.timing.bench import refuse_encoders, say, sized
 from toymha.timing.bench_plot import training_plot
-from toymha.timing.bench_report import Results, in_short_of_step, make_folder, training_text
+from toymha.timing.bench_report import Results, make_folder
 from toymha.timing.machine import check_room, facts, memory_told, timed
 from toymha.timing.roofline import STORED, Rates, measure_rates
-from toymha.train import backward, clipped, loss_of, move, team_for
+from toymha.timing.train_report import in_short, training_text
+from toymha.train import loss_of, team_for
 
 WARM_UP = 2  # steps that are not counted: the first also makes the optimizer's moments
 # That change a step; a norm's epsilon is another number in the same place.
@@ -99,7 +100,7 @@ def bench_train(o: BenchTrainOptions, words: list[str], extra: Path | None = Non
         for i, case in enumerate([*cases, cases[0]]):  # the first again: whether the machine is still as fast
             with memory_told(str(case)):
                 row = out.add(measure(case, o.repeats, device, rates, check=i == len(cases)))
-            say(f"{i + 1}/{len(cases) + 1}  {case}: {in_short_of_step(row)}")
+            say(f"{i + 1}/{len(cases) + 1}  {case}: {in_short(row)}")
     return out.status
 
 
@@ -126,19 +127,19 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check:
     batch = Batch((idx_BT[:, :-1],), idx_BT[:, 1:], c.tokens_per_step)
     with path_of_attention(model, case.attention), team_for(c, device, model) as team:
         optimizers = make_optimizers(model, c)
-        work = training_step(model, optimizers, c, batch, case.precision, device, team)
         inputs, y_BT, _, _ = next(batch.parts(c.grad_accum, device))
         kept = saved(model, case.rows, lambda: loss_of(model, inputs, y_BT, device, case.precision))
         peak = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        timing = timed(work, repeats, device, WARM_UP)
+        step = partial(step_by_phases, model, optimizers, c, batch, case.precision, device, team)
+        timing = timed(lambda: list(step()), repeats, device, WARM_UP)
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)
         parts = None if check else anatomy(model, optimizers, c, case.precision, device, team, timing.timings)
     flops = cost.training_flops_per_token(c, case.vocab_size) * c.tokens_per_step
-    step = {"tokens_per_s": c.tokens_per_step / timing.median, "flops": flops, "flops_per_s": flops / timing.median}
-    step["of_products"] = step["flops_per_s"] / rates.products[case.precision]
+    numbers = {"tokens_per_s": c.tokens_per_step / timing.median, "flops": flops, "flops_per_s": flops / timing.median}
+    numbers["of_products"] = numbers["flops_per_s"] / rates.products[case.precision]
     formula = case.formula()
     return {
         "model": case.label,
@@ -147,8 +148,8 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check:
         "batch": c.batch_size,
         "grad_accum": c.grad_accum,
         "seq_len": c.seq_len,
-        "dropout": c.drops,
-        "step": dataclasses.asdict(timing) | step,
+        "dropout": bool(c.attn_dropout or c.resid_dropout),
+        "step": dataclasses.asdict(timing) | numbers,
         "saved_bytes": kept.bytes,
         "saved_bytes_formula": sum(formula.values()),
         "pattern_bytes": kept.pattern_bytes,
@@ -157,19 +158,6 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check:
         "anatomy": parts,
         "check": check,
     }
-
-
-def training_step(
-    model: GPT, optimizers: list[Optimizer], c: Config, batch: Batch, precision: str, device: torch.device, team: Team
-) -> Callable[[], None]:
-    """What `train` does with one batch: forward, loss, backward, clip, step; here always with the same tokens."""
-
-    def step() -> None:
-        backward(model, batch, c.grad_accum, device, precision, 0 if c.drops else None, team)
-        clipped(model, c, team)
-        move(optimizers, team)
-
-    return step
 
 
 @contextlib.contextmanager
