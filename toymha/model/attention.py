@@ -20,8 +20,8 @@ from toymha.model.parts import Place, dropout, rotate, visible
 
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
-FEW = 8  # tokens
-SHORT = 256  # positions
+FEW = 8  # tokens: so few are projected by three products
+SHORT = 256  # positions: so few are attended explicitly where products go through oneDNN
 
 
 class Attention(nn.Module):
