@@ -617,9 +617,12 @@ def test_time_that_python_takes_is_told(monkeypatch):
     """A model that sleeps a tenth of a second in each MLP, which is far longer than all that it computes."""
     forward = GeluMLP.forward
     monkeypatch.setattr(GeluMLP, "forward", lambda self, x: [time.sleep(0.1), forward(self, x)][1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine several would wait for each other, within what they compute
     c, found = anatomy_of()
+    torch.set_num_threads(before)
     assert found["phases"][PASSES] > 0.1 * c.n_layer
-    assert found["kinds"]["Python, waiting"] > 0.7 * found["phases"][PASSES]
+    assert found["kinds"]["Python, waiting"] > 0.7 * 0.1 * c.n_layer
     assert sum(found["kinds"].values()) == pytest.approx(found["phases"][PASSES])
 
 
