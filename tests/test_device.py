@@ -20,7 +20,8 @@ def as_before():
     torch.set_float32_matmul_precision("highest")
 
 
-def machine(monkeypatch, capability="AVX512", vendor="AuthenticAMD", amx=False, error=None):
+def machine(monkeypatch, capability="AVX512", vendor="AuthenticAMD", amx=False, error=1e-7):
+    """Of these properties; `error`: of its products in precision "medium", null for what this one's have."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(device, "vendor", lambda: vendor)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
@@ -45,6 +46,16 @@ def test_only_where_it_is_faster_and_fp32_does_onednn_multiply(monkeypatch, here
     machine(monkeypatch, **here)
     device.choose_products(CPU)
     assert torch.get_float32_matmul_precision() == setting
+
+
+def test_whatever_is_chosen_fp32_stays_fp32(monkeypatch):
+    """Also where flags and vendor are wrong about what "medium" does: on a CPU with AMX it rounds to bf16."""
+    machine(monkeypatch, error=None)
+    device.choose_products(CPU)
+    chosen = torch.get_float32_matmul_precision()
+    assert device.product_error() < device.FP32_ERROR / 10
+    torch.set_float32_matmul_precision("medium")
+    assert (chosen == "medium") == (device.product_error() < device.FP32_ERROR)
 
 
 def test_a_gpu_keeps_fp32(monkeypatch):
@@ -78,6 +89,19 @@ def test_with_onednn_short_contexts_take_explicit_attention(T, S, fused):
     assert attn.can_fuse(T, S)
     torch.set_float32_matmul_precision("medium")
     assert attn.can_fuse(T, S) == fused
+
+
+@pytest.mark.parametrize("S, fused", [(16, False), (512, False), (513, True)])
+def test_in_bf16_short_contexts_take_explicit_attention_where_a_gradient_is_wanted(S, fused):
+    """The kernel's backward pass is slow there, not its forward pass."""
+    from toymha.model.attention import Attention
+
+    attn = Attention(make("seq_len=1024"))
+    with device.arithmetic("bf16", torch.device("cpu")):
+        assert attn.can_fuse(S, S) == fused
+        with torch.inference_mode():
+            assert attn.can_fuse(S, S)
+    assert attn.can_fuse(S, S)
 
 
 def test_the_maker_of_the_cpu(tmp_path, monkeypatch):

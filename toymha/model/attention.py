@@ -21,7 +21,8 @@ from toymha.model.parts import Place, dropout, rotate, visible
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
 FEW = 8  # tokens: so few are projected by three products
-SHORT = 256  # positions: so few are attended explicitly where products go through oneDNN
+SHORT = 256  # positions: so few are attended explicitly where fp32 products go through oneDNN
+SHORT_IN_BF16 = 512  # and so few in bf16, where a gradient is wanted
 
 
 class Attention(nn.Module):
@@ -118,13 +119,19 @@ class Attention(nn.Module):
 
     def can_fuse(self, T: int, S: int) -> bool:
         """Whether nobody listens to what the fused kernel never builds, and no dropout is to be drawn on a CPU, where
-        all threads have one generator: there the two are about equally fast. And not where fp32 products go through
-        oneDNN (`device.choose_products`), which is slow at the small ones that the kernel is made of: at 64 positions
-        a step took twice as long with it.
+        all threads have one generator: there the two are about equally fast.
+
+        And not where a CPU's kernel is slow. Its many small products go through oneDNN in bf16, and in fp32 where
+        `device.choose_products` says so. In fp32 a step took twice as long with it at 64 positions. In bf16 it is its
+        backward pass: on a CPU with AMX the passes of a model with 4 layers took 1.3 (one thread, 256 positions) to 3.8
+        times as long (two threads, 64 positions), at 1,024 about as long, and there it saves the T x T pattern.
         """
         on_cpu = self.w_q.weight.is_cpu
         draws = self.dropout and self.training and on_cpu
-        many_small = on_cpu and T > 1 and S <= SHORT and torch.get_float32_matmul_precision() == "medium"
+        in_bf16 = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+        by_onednn = torch.get_float32_matmul_precision() == "medium"
+        few = SHORT_IN_BF16 if in_bf16 else SHORT if by_onednn else 0
+        many_small = on_cpu and T > 1 and few >= S
         return not (self.tapped or draws or many_small)
 
     @property
