@@ -9,7 +9,8 @@ growth        Seconds of a training step (AdamW, fused attention, fp32) against 
 planning      Seconds of `toymha plan -m` with 1,000 points.
 start         Seconds from the command to the end of the first step, and of `import torch` alone, in turn.
 surroundings  Share of a default run that is not training: start, evaluation, logging, checkpoints, the final scores.
-agreement     Validation losses of three seeds with the threads of this machine, and with one thread.
+agreement     Validation losses of three seeds with one thread in fp32, with the threads of this machine in fp32, and
+              with these in bf16 where the CPU multiplies it fast.
 sweep         What a run of a sweep takes beyond what it notes of itself, in seconds.
 
 It ends with one line of JSON.
@@ -31,7 +32,7 @@ import torch
 
 from toymha import runs
 from toymha.compose import points
-from toymha.device import set_up
+from toymha.device import has_fast_bf16, set_up
 from toymha.plots import GRID, INK, QUIET
 from toymha.timing.bench_plot import lengths, save
 from toymha.timing.bench_train import Case, measure
@@ -146,12 +147,15 @@ def surroundings(folder: Path) -> dict[str, Any]:
 
 def agreement(folder: Path) -> dict[str, Any]:
     losses = {}
-    for threads in (runs.cores(), 1):
-        name = f"agreement{threads}"
-        words = ["budget=quick", "n_layer=2", "dim=64", f"threads={threads}", "workers=1", f"name={name}"]
-        toymha(folder, "train", "-m", *DATA, "seed=0,1,2", *words)
-        losses[threads] = [run["val"]["loss"] for run in summaries(folder / "outputs" / name)]
-        print(f"{threads} threads: validation losses {', '.join(f'{loss:.4f}' for loss in losses[threads])}")
+    ways = [("fp32", 1), ("fp32", runs.cores())]
+    ways += [("bf16", runs.cores())] * has_fast_bf16(torch.device("cpu"))
+    for precision, threads in ways:
+        way = f"{precision}, {threads} thread{'s' * (threads > 1)}"
+        name = f"agreement_{precision}_{threads}"
+        words = ["budget=quick", "n_layer=2", "dim=64", f"precision={precision}", f"threads={threads}", "workers=1"]
+        toymha(folder, "train", "-m", *DATA, "seed=0,1,2", *words, "device=cpu", f"name={name}")
+        losses[way] = [run["val"]["loss"] for run in summaries(folder / "outputs" / name)]
+        print(f"{way}: validation losses {', '.join(f'{loss:.4f}' for loss in losses[way])}")
     return losses
 
 
