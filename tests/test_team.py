@@ -15,7 +15,7 @@ from toymha.batches import UNCOUNTED, Batch
 from toymha.data.corpus import Split
 from toymha.device import arithmetic
 from toymha.evaluate import evaluate
-from toymha.model.parts import drawing, dropout
+from toymha.model.parts import drawing, dropout, keep
 from toymha.optim import make_optimizers
 from toymha.team import Team, members
 from toymha.train import backward, move
@@ -244,3 +244,15 @@ def test_dropout_scales_what_it_keeps(dtype):
     assert (y == 0).double().mean().item() == pytest.approx(0.1, abs=0.005)
     y.sum().backward()
     assert torch.equal(x.grad != 0, y != 0) and x.grad.max().item() == pytest.approx(1 / 0.9, rel=1e-2)
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-3, 0.25, 0.9, 1 - 1e-12])
+def test_as_many_are_kept_as_p_says(p):
+    """Of an odd number of them too; within five standard errors; and a neighbour says nothing of a number."""
+    mask = torch.full((1001, 999), 7.0)
+    keep(mask, p, torch.Generator().manual_seed(0))
+    share, n = (mask == 0).double(), mask.numel()
+    assert mask.unique().numel() <= 2 and ((mask == 0) | (mask == 1)).all()
+    assert abs(share.mean().item() - p) <= 5 * (p * (1 - p) / n) ** 0.5 + 2**-32
+    both = (share[:, 1:] * share[:, :-1]).mean().item()
+    assert abs(both - p * p) <= 5 * (p * p / n) ** 0.5 + 2**-32

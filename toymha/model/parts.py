@@ -108,10 +108,18 @@ def dropout(x: Tensor, p: float, training: bool) -> Tensor:
         return F.dropout(x, p, training) if p else x
     if CHANCE.rows is None:
         CHANCE.rows = [torch.Generator().manual_seed(seed) for seed in CHANCE.seeds]
-    mask = torch.empty_like(x)
+    mask = torch.empty(x.shape, dtype=x.dtype)
     for row, generator in zip(mask, CHANCE.rows, strict=True):
-        row.bernoulli_(1 - p, generator=generator)
+        keep(row, p, generator)
     return (x * mask).mul_(1 / (1 - p))  # by a number of full precision, also where x is in bf16
+
+
+def keep(mask: Tensor, p: float, generator: torch.Generator) -> None:
+    """Fill with 0, with probability p, and 1: p to the nearest of 2^-32. `bernoulli_`, which draws a number of 64 bits
+    for each, takes 2.5 times as long, and was a tenth of a step in bf16."""
+    bits = torch.empty(-(-mask.numel() // 2), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    numbers = bits.view(torch.int32)[: mask.numel()].view(mask.shape)
+    torch.ge(numbers, min(round(p * 2**32), 2**32 - 1) - 2**31, out=mask)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}

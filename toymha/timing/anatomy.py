@@ -59,7 +59,7 @@ KINDS = {  # operations as torch names them -> what they are for; those of both 
     "activation": ("gelu", "gelu_backward", "silu", "silu_backward"),
     "loss": ("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"),
     "embedding": ("embedding", "embedding_dense_backward"),
-    "dropout": ("bernoulli_", "native_dropout", "native_dropout_backward"),
+    "dropout": ("random_", "ge", "native_dropout", "native_dropout_backward"),
 }
 KIND_OF = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
 OTHER = "by element, copies"  # additions, scaling, rotation of positions, masks, casts, laying tensors side by side
