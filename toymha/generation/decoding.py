@@ -1,6 +1,7 @@
 """The loop of generation: the prompt is read (prefill), then token after token (decode), with a cache or without.
 
-B samples side by side, T new tokens, S visible tokens, H heads of a layer, V vocabulary of the data.
+B samples side by side, L of them not over yet, T new tokens, S visible tokens, H heads of a layer, V vocabulary of the
+data.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def steps(
             return
         out: list[Step | None] = [None] * len(texts)
         reads = reading.read(live, length - number)
-        kept_BV = keep(torch.stack([reads[row].logits_V for row in live]), rules, seen_BV[live])
+        seen_LV = seen_BV if len(live) == len(texts) else seen_BV[live]
+        kept_BV = keep(torch.stack([reads[row].logits_V for row in live]), rules, seen_LV)
         for row, kept_V in zip(live, kept_BV, strict=True):
             token, read = choose(kept_V, generators[row]), reads[row]
             texts[row].append(token)
@@ -131,6 +133,7 @@ class Reading:
         self.model, self.texts, self.vocab_size = model, texts, vocab_size
         self.keeps, self.slides, self.attention = keeps, slides, attention
         self.cache: KVCache | None = None
+        self.bytes = 0  # of a token in it
         self.rows: list[int] = []  # of the texts in the cache
         self.room = 0  # for tokens, padding among them; means nothing where the cache slides
 
@@ -168,6 +171,7 @@ class Reading:
             self.room = min(longest + left, self.model.seq_len)
             length = None if self.slides else self.room
             self.cache = self.model.make_cache(len(rows), length, padding=padding, slide=self.slides)
+            self.bytes = bytes_per_token(self.cache)
             new = [[0] * pad + self.texts[row] for pad, row in zip(padding, rows, strict=True)]
         else:
             new = [self.texts[row][-1:] for row in rows]
@@ -183,8 +187,8 @@ class Reading:
         with contextlib.ExitStack() as stack:
             if self.attention:
                 heard = stack.enter_context(listening(self.model, "pattern"))
-            for part_BT in idx_BT.split(self.model.seq_len, dim=1):
-                x_BTC = self.model.hidden(part_BT, cache)
+            for at in range(0, idx_BT.shape[1], self.model.seq_len):
+                x_BTC = self.model.hidden(idx_BT[:, at : at + self.model.seq_len], cache)
             logits_BV = self.model.unembed(x_BTC[:, -1])[:, : self.vocab_size].float().cpu()
         kept = cache if self.keeps else None
         out = {}
@@ -197,7 +201,7 @@ class Reading:
                 new=min(len(tokens), length),  # what pads a row is no token
                 start=length - visible,
                 cache_tokens=visible if kept else 0,
-                cache_bytes=visible * bytes_per_token(kept) if kept else 0,
+                cache_bytes=visible * self.bytes if kept else 0,
                 attention=patterns if self.attention else None,
             )
         return out

@@ -71,8 +71,8 @@ def stages(logits_V: Tensor, rules: Rules, seen_V: Tensor) -> dict[str, Tensor]:
 
 def check(logits_V: Tensor) -> None:
     """Raises UserError where a distribution cannot be made of these."""
-    largest = logits_V.amax(-1)  # NaN where one of them is
-    if not bool(largest.isfinite().all()):
+    largest = logits_V.amax(-1).flatten().tolist()  # NaN where one of them is
+    if not all(map(math.isfinite, largest)):
         raise UserError("the model's logits are not finite, so no token can be drawn: the run has diverged")
 
 
@@ -138,4 +138,6 @@ def choose(kept_V: Tensor, generator: torch.Generator) -> int:
     at = torch.rand((), dtype=torch.float64, generator=generator) * reach_V[-1]
     # The first token that reaches beyond `at` has a probability above zero, or it would reach no further than the last.
     chosen = int(torch.searchsorted(reach_V, at, right=True))
-    return min(chosen, int(probs_V.nonzero()[-1]))  # rounding may have put `at` on the very end
+    if chosen == len(reach_V):  # rounding has put `at` on the very end
+        chosen = int(probs_V.nonzero()[-1])
+    return chosen
