@@ -8,7 +8,8 @@ pruned layer has fewer heads: its axes H and G are those that are left, in the o
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,31 @@ from torch import Tensor, nn
 
 from toymha.config import Config
 from toymha.model.cache import LayerCache
-from toymha.model.parts import Place, dropout, rotate, visible
+from toymha.model.parts import Place, at_hand, dropout, rotate, through, visible
 
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
-FEW = 8  # tokens: so few are projected by three products
 SHORT = 256  # positions: so few are attended explicitly where fp32 products go through oneDNN
 SHORT_IN_BF16 = 512  # and so few in bf16, where a gradient is wanted
+
+
+def lay(parameters: Sequence[Tensor]) -> Tensor:
+    """One tensor that holds the parameters side by side. They become views of it, so that it always has their values,
+    whoever changes them."""
+    joint = torch.cat([p.data for p in parameters])
+    for p, part in zip(parameters, joint.split([len(p) for p in parameters]), strict=True):
+        p.data = part
+    return joint
+
+
+def laid(parameters: Sequence[Tensor], joint: Tensor) -> bool:
+    """Whether they still are views of `joint`, whose memory nobody else gets while it is there."""
+    address = joint.data_ptr()
+    for p in parameters:
+        if p.data_ptr() != address:
+            return False
+        address += p.nbytes
+    return True
 
 
 class Attention(nn.Module):
@@ -51,6 +70,8 @@ class Attention(nn.Module):
         self.w_v = nn.Linear(c.dim, self.kv_heads * self.Dv, bias=c.qkv_bias)
         self.w_o = nn.Linear(self.H * self.Dv, c.dim, bias=c.bias) if c.w_o else None
         self.scores, self.pattern, self.z, self.write = (nn.Identity() for _ in range(4))
+        self.joint = [lay(parameters) for parameters in self.projections()]
+        at_hand(self)
 
     def forward(self, x_BTC: Tensor, place: Place = NOWHERE, cache: LayerCache | None = None) -> Tensor:
         """x_BTC -> what this layer adds to the residual stream. `cache`: what came before; it grows by T."""
@@ -71,7 +92,7 @@ class Attention(nn.Module):
         if not self.even:  # what pruning left of the groups has several sizes
             k_BGSD, v_BGSD = k_BGSD[:, self.kv_of], v_BGSD[:, self.kv_of]
         attend = self.fused if self.can_fuse(q_BHTD.shape[2], k_BGSD.shape[2]) else self.explicit
-        return self.merge(self.z(attend(q_BHTD, k_BGSD, v_BGSD, place)))
+        return self.merge(through(self.z, attend(q_BHTD, k_BGSD, v_BGSD, place)))
 
     def merge(self, z_BHTD: Tensor) -> Tensor:
         """The heads' outputs -> what the layer adds to the stream, by head where somebody listens."""
@@ -100,17 +121,41 @@ class Attention(nn.Module):
 
     def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x_BTC -> q_BHTD, k_BGSD, v_BGSD (one head each where heads are tied)."""
-        w_q, w_k, w_v = self.w_q, self.w_k, self.w_v
-        if x_BTC.shape[0] * x_BTC.shape[1] <= FEW:
-            q, k, v = w_q(x_BTC), w_k(x_BTC), w_v(x_BTC)
-            return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
-        # One wide product is faster than three narrow ones; laying the weights side by side costs next to nothing, but
-        # for a few tokens as much as the product.
-        weight = torch.cat((w_q.weight, w_k.weight, w_v.weight))
-        bias = None if w_q.bias is None else torch.cat((w_q.bias, w_k.bias, w_v.bias))
-        qkv = F.linear(x_BTC, weight, bias)
-        q, k, v = qkv.split((w_q.out_features, w_k.out_features, w_v.out_features), dim=-1)
+        # One wide product is faster than three narrow ones. To lay the weights side by side for it costs next to
+        # nothing, but for a few tokens as much as the product; without gradients, which are to reach each of them, they
+        # lie like this already. Together it is a tenth of the time that a token takes with a cache.
+        parameters = self.projections()
+        beside = not torch.is_grad_enabled() and all(map(laid, parameters, self.joint))
+        qkv = F.linear(x_BTC, *(self.joint if beside else map(torch.cat, parameters)))
+        sizes = [len(w) for w in parameters[0]]
+        if beside and self.Dv == self.D:  # fewer views, and they count here; with gradients they would cost copies
+            q_BHTD, k_BGSD, v_BGSD = self.split_heads(qkv, self.D).split([n // self.D for n in sizes], dim=1)
+            return q_BHTD, k_BGSD, v_BGSD
+        q, k, v = qkv.split(sizes, dim=-1)
         return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
+
+    def projections(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The weights of W_q, W_k and W_v, and if they have any their biases."""
+        w_q, w_k, w_v = self.w_q, self.w_k, self.w_v
+        weights = (w_q.weight, w_k.weight, w_v.weight)
+        return [weights] if w_q.bias is None else [weights, (w_q.bias, w_k.bias, w_v.bias)]
+
+    def lay_again(self) -> None:
+        """Side by side, if they do not lie like this any more; memory that processes share is left alone."""
+        parameters = self.projections()
+        if not all(map(laid, parameters, self.joint)):
+            self.joint = [lay(side) for side in parameters]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Attention:
+        """What torch does for to(device), bfloat16() and the like, after which each may have memory of its own."""
+        super()._apply(fn, recurse)
+        self.lay_again()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What Python does for a copy."""
+        super().__setstate__(state)
+        self.lay_again()
 
     @staticmethod
     def split_heads(x: Tensor, width: int) -> Tensor:
@@ -126,13 +171,11 @@ class Attention(nn.Module):
         backward pass: on a CPU with AMX the passes of a model with 4 layers took 1.3 (one thread, 256 positions) to 3.8
         times as long (two threads, 64 positions), at 1,024 about as long, and there it saves the T x T pattern.
         """
-        on_cpu = self.w_q.weight.is_cpu
-        draws = self.dropout and self.training and on_cpu
+        draws = self.dropout and self.training
         in_bf16 = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-        by_onednn = torch.get_float32_matmul_precision() == "medium"
-        few = SHORT_IN_BF16 if in_bf16 else SHORT if by_onednn else 0
-        many_small = on_cpu and T > 1 and few >= S
-        return not (self.tapped or draws or many_small)
+        few = SHORT_IN_BF16 if in_bf16 else SHORT if torch.get_float32_matmul_precision() == "medium" else 0
+        many_small = T > 1 and few >= S
+        return not (self.tapped or ((draws or many_small) and self.w_q.weight.is_cpu))
 
     @property
     def tapped(self) -> bool:
@@ -141,21 +184,20 @@ class Attention(nn.Module):
 
     def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The same in one kernel, which knows the causal mask and needs no T x S tensor."""
-        attend = partial(F.scaled_dot_product_attention, scale=self.scale, enable_gqa=True)
-        dropout = self.dropout if self.training else 0.0
+        attend, scale, dropout = F.scaled_dot_product_attention, self.scale, self.dropout if self.training else 0.0
         B, H, T, D = q_BHTD.shape
         G, S = k_BGSD.shape[1:3]
         if T == S and place.seen_BS is None and place.window is None:
-            return attend(q_BHTD, k_BGSD, v_BGSD, is_causal=self.causal, dropout_p=dropout)
+            return attend(q_BHTD, k_BGSD, v_BGSD, None, dropout, self.causal, scale=scale, enable_gqa=True)
         if T == 1:
             # The newest token sees everything that is there. Where heads share keys the kernel would read these once
             # for each head; the R query heads of a group as R queries of one head read them once, which is the point.
             q_BGRD = q_BHTD.reshape(B, G, H // G, D)
             seen = None if place.seen_BS is None else place.seen_BS[:, None, None, :]
-            return attend(q_BGRD, k_BGSD, v_BGSD, attn_mask=seen, dropout_p=dropout).reshape(B, H, 1, self.Dv)
+            return attend(q_BGRD, k_BGSD, v_BGSD, seen, dropout, scale=scale).reshape(B, H, 1, self.Dv)
         # The kernel's own mask is for queries that start where the keys start: these are the last T of S.
         mask = visible(T, S, self.causal, place, q_BHTD.device)
-        return attend(q_BHTD, k_BGSD, v_BGSD, attn_mask=mask, dropout_p=dropout)
+        return attend(q_BHTD, k_BGSD, v_BGSD, mask, dropout, scale=scale, enable_gqa=True)
 
     def explicit(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The equation, step by step; every tensor of it can be tapped."""

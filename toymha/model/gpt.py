@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toymha.config import Config
 from toymha.model.attention import Attention, CrossAttention, NoHeads
 from toymha.model.cache import KVCache, LayerCache
-from toymha.model.parts import MLPS, NORMS, Place, dropout, rotary_tables, sinusoid_table
+from toymha.model.parts import MLPS, NORMS, Place, at_hand, dropout, rotary_tables, sinusoid_table, through
 from toymha.schema import UserError
 from toymha.seeds import stream
 
@@ -36,6 +36,7 @@ class Block(nn.Module):
             self.after_cross = nn.Identity()
         self.norm_mlp, self.mlp = make_norm(c), MLPS[c.mlp](c)
         self.after_attn, self.after_mlp = nn.Identity(), nn.Identity()
+        at_hand(self)
 
     def forward(
         self,
@@ -46,14 +47,15 @@ class Block(nn.Module):
     ) -> Tensor:
         """x_BTC -> x_BTC. `source`: this layer's keys and values of the encoder's output, and seen_BS of the source."""
         if self.pre:
-            x_BTC = self.after_attn(x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), place, cache)))
+            x_BTC = through(self.after_attn, x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), place, cache)))
             if source is not None:
-                x_BTC = self.after_cross(x_BTC + self.drop(self.cross(self.norm_cross(x_BTC), place, *source)))
-            return self.after_mlp(x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC))))
-        x_BTC = self.after_attn(self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, place, cache))))
+                out_BTC = self.cross(self.norm_cross(x_BTC), place, *source)
+                x_BTC = through(self.after_cross, x_BTC + self.drop(out_BTC))
+            return through(self.after_mlp, x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC))))
+        x_BTC = through(self.after_attn, self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, place, cache))))
         if source is not None:
-            x_BTC = self.after_cross(self.norm_cross(x_BTC + self.drop(self.cross(x_BTC, place, *source))))
-        return self.after_mlp(self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
+            x_BTC = through(self.after_cross, self.norm_cross(x_BTC + self.drop(self.cross(x_BTC, place, *source))))
+        return through(self.after_mlp, self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
 
     def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
@@ -150,7 +152,7 @@ class Transformer(nn.Module):
             rope = (self.cos_TD[here], self.sin_TD[here])
             if padding_B is not None:  # one row of angles for all heads
                 rope = (rope[0][:, None], rope[1][:, None])
-        x_BTC = self.embedded(dropout(x_BTC, self.dropout, self.training))
+        x_BTC = through(self.embedded, dropout(x_BTC, self.dropout, self.training))
         return x_BTC, Place(rope)
 
     def unembed(self, x_BTC: Tensor) -> Tensor:
@@ -176,6 +178,7 @@ class GPT(Transformer):
         # Post-LN blocks end in a normalisation already.
         self.norm = make_norm(c) if c.norm_position == "pre" else nn.Identity()
         self.initialise(c)
+        at_hand(self)
 
     def forward(self, idx_BT: Tensor, cache: KVCache | None = None) -> Tensor:
         """idx_BT (int64, T <= seq_len) -> logits_BTV.
@@ -195,7 +198,7 @@ class GPT(Transformer):
         cache.check(idx_BT)
         past, T, window = cache.length, idx_BT.shape[1], cache.window
         x_BTC, place = self.read(idx_BT, past, cache.padding_B, window is not None)
-        place = place._replace(window=window)
+        place = place if window is None else place._replace(window=window)
         if cache.padding_B is not None:
             first = 0 if window is None else max(0, past - window + 1)  # of the keys that the layers hand out
             at_S = torch.arange(first, past + T, device=idx_BT.device)
