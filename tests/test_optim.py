@@ -209,19 +209,28 @@ def test_the_way_by_gram_matrices_gives_the_same(shape):
         assert torch.equal(orthogonalise(x_NRC), _iterated_by_gram(x_NRC / x_NRC.norm(dim=(-2, -1), keepdim=True)))
 
 
+@pytest.mark.parametrize("dtype, close, turned", [(torch.float32, 1e-5, 3e-4), (torch.bfloat16, 2e-2, 0.1)])
 @pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 32)])
-def test_orthogonalised_matrices_have_singular_values_near_one(shape):
+def test_orthogonalised_matrices_have_singular_values_near_one(shape, dtype, close, turned):
     """Whatever the scale, and without turning the singular vectors; a batch is its matrices, one by one."""
     u, _, vt = torch.linalg.svd(noise((3, *shape)), full_matrices=False)
     sizes = torch.logspace(-2, 0, min(shape))
     for scale in (1e-4, 1e4):
         m_NRC = u * sizes @ vt * scale
-        out = orthogonalise(m_NRC)
+        out = orthogonalise(m_NRC, dtype)
+        assert out.dtype == torch.float32 and (dtype == torch.float32 or not torch.equal(out, orthogonalise(m_NRC)))
         values = u.mT @ out @ vt.mT  # diagonal, if the singular vectors are the old ones
         diagonal = values.diagonal(dim1=-2, dim2=-1)
         assert diagonal.min() > 0.6 and diagonal.max() < 1.3
-        assert (values - diagonal.diag_embed()).abs().max() < 1e-4
-        torch.testing.assert_close(orthogonalise(m_NRC[1:2])[0], out[1], atol=1e-5, rtol=0)
+        assert (values - diagonal.diag_embed()).abs().max() < turned
+        torch.testing.assert_close(orthogonalise(m_NRC[1:2], dtype)[0], out[1], atol=close, rtol=0)
+
+
+def test_a_run_in_bf16_orthogonalises_in_bf16():
+    """And one in fp32 does not, whatever the device."""
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        _, muon = make_optimizers(built(make()), make(), precision)
+        assert isinstance(muon, Muon) and muon.dtype == dtype
 
 
 def test_orthogonalising_nothing_is_nothing():

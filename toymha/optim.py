@@ -92,8 +92,9 @@ class AdamW(Optimizer):
             )
 
 
-def make_optimizers(model: nn.Module, c: Config) -> list[Optimizer]:
-    """Each parameter in exactly one group: matrices are decayed, vectors not; Muon takes the matrices inside blocks."""
+def make_optimizers(model: nn.Module, c: Config, precision: str = "fp32") -> list[Optimizer]:
+    """Each parameter in exactly one group: matrices are decayed, vectors not; Muon takes the matrices inside blocks.
+    `precision`: of the run, fp32 or bf16."""
     o = c.optim
     named = {id(p): (name, p) for name, p in model.named_parameters()}  # a tied tensor once
     inside = [p for name, p in named.values() if name.startswith(("blocks.", "encoder.")) and p.ndim == 2]
@@ -110,19 +111,29 @@ def make_optimizers(model: nn.Module, c: Config) -> list[Optimizer]:
     if not for_muon:
         return optimizers
     assert o.muon_lr is not None and o.muon_momentum is not None and o.muon_weight_decay is not None  # config checks
-    return [*optimizers, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay)]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return [*optimizers, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay, dtype)]
 
 
 class Muon(Optimizer):
     """Momentum, orthogonalised by Newton-Schulz (Jordan et al. 2024); steps are scaled by sqrt(max(1, rows / columns)).
 
     The same equation as torch.optim.Muon, with two differences that are about speed alone: matrices of one shape are
-    orthogonalised together in batched products, and outside CUDA in fp32 rather than bf16 (on a CPU without bf16
-    arithmetic torch's products run over 100 times slower than fp32 ones, and one step took seconds).
+    orthogonalised together in batched products, and their type is the run's, not always bf16 (on a CPU without bf16
+    arithmetic such products run over 100 times slower than fp32 ones; on one with AMX 1.2 to 5 times as fast).
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`dtype`: of the numbers that are orthogonalised; parameters and momentum keep theirs."""
         super().__init__([{"params": list(params)}], lr=lr, momentum=momentum, weight_decay=weight_decay)
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, team: Team = ALONE) -> None:
@@ -148,7 +159,7 @@ class Muon(Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(moments, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, moments, group["momentum"])
-        update_NRC = orthogonalise(torch.stack(nesterov))
+        update_NRC = orthogonalise(torch.stack(nesterov), self.dtype)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, list(update_NRC), alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
 
@@ -157,13 +168,14 @@ ITERATIONS = 5
 A, B, C = 3.4445, -4.7750, 2.0315
 
 
-def orthogonalise(m_NRC: Tensor) -> Tensor:
-    """Every singular value of each matrix towards 1: five quintic Newton-Schulz iterations (Jordan et al. 2024).
+def orthogonalise(m_NRC: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Every singular value of each matrix towards 1: five quintic Newton-Schulz iterations (Jordan et al. 2024), in
+    this type of numbers.
 
     The coefficients bring singular values from 0.002 to 1 into about [0.7, 1.2]; smaller ones grow
     485 times.
     """
-    x = m_NRC.bfloat16() if m_NRC.is_cuda else m_NRC
+    x = m_NRC.to(dtype)
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

@@ -96,7 +96,7 @@ def train(
     """
     c, b, text = run.config, run.config.budget, corpus.splits["train"]
     model = make_model(c, corpus.tokenizer.vocab_size).to(device)
-    optimizers = make_optimizers(model, c)
+    optimizers = make_optimizers(model, c, precision)
     state = restore(run, first, model, optimizers)
     forward = compiled(model, c, device, precision, console) if c.compile else model
     unread = Unread(state, c, device)

@@ -126,7 +126,7 @@ def measure(case: Case, repeats: int, device: torch.device, rates: Rates, check:
     idx_BT = torch.randint(V, (c.batch_size, c.seq_len + 1), generator=stream(0, "bench")).to(device)
     batch = Batch((idx_BT[:, :-1],), idx_BT[:, 1:], c.tokens_per_step)
     with path_of_attention(model, case.attention), team_for(c, device, model) as team:
-        optimizers = make_optimizers(model, c)
+        optimizers = make_optimizers(model, c, case.precision)
         inputs, y_BT, _, _ = next(batch.parts(c.grad_accum, device))
         kept = saved(model, case.rows, lambda: loss_of(model, inputs, y_BT, device, case.precision))
         peak = None
