@@ -6,14 +6,11 @@ Axes as in toymha/model: B batch, T and S positions, C dim, H heads, D head_dim,
 from __future__ import annotations
 
 import contextlib
-import copy as copy_module
 import dataclasses
 import itertools
 import math
-import pickle
 
 import pytest
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from conftest import MODELS, VOCAB, built, composer, make, tokens
@@ -22,7 +19,7 @@ from torch import nn
 from toymha import cost
 from toymha.config import Config
 from toymha.device import arithmetic, pick_device
-from toymha.model.attention import Attention, laid
+from toymha.model.attention import Attention
 from toymha.model.gpt import GPT, Transformer
 from toymha.model.parts import Place, gelu, rotary_tables, rotate, sinusoid_table
 from toymha.optim import make_optimizers
@@ -591,99 +588,6 @@ def test_tied_embedding_is_one_tensor():
 
 
 # What makes a decoded token faster
-
-
-def change_in_place(model):
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(-2)
-
-
-def give_new_memory(model):
-    """As code does that knows nothing of what lies beside what."""
-    for name, p in model.named_parameters():
-        if "w_k" in name or "w_v" in name:
-            p.data = -2 * p.data
-
-
-def load_others(model):
-    model.load_state_dict({name: -2 * x for name, x in model.state_dict().items()})
-
-
-def assign_others(model):
-    model.load_state_dict({name: -2 * x for name, x in model.state_dict().items()}, assign=True)
-
-
-def take_a_step(model):
-    F.cross_entropy(model(tokens())[0], tokens()[0]).backward()
-    for optimizer in make_optimizers(model, make("optim.lr=0.1")):
-        optimizer.step()
-
-
-CHANGES = [change_in_place, give_new_memory, load_others, assign_others, take_a_step]
-COPIES = {
-    "copied": copy_module.deepcopy,
-    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
-    "double": lambda model: copy_module.deepcopy(model).double(),
-    "there and back": lambda model: copy_module.deepcopy(model).bfloat16().float(),
-    "shared": lambda model: copy_module.deepcopy(model).share_memory(),
-}
-PROJECTIONS = ["qkv_bias=true n_kv_head=2", "v_head_dim=4", "tied_heads=true qkv_bias=true v_head_dim=4"]
-
-
-def close_to_three_products(attn, T):
-    """`project` without gradients, against a product by each matrix."""
-    x_BTC = torch.randn(2, T, 32, generator=torch.Generator().manual_seed(T)).to(attn.w_q.weight.dtype)
-    with torch.inference_mode():
-        found = attn.project(x_BTC)
-    for w, width, x in zip((attn.w_q, attn.w_k, attn.w_v), (attn.D, attn.D, attn.Dv), found, strict=True):
-        expected = F.linear(x_BTC, w.weight, w.bias).unflatten(-1, (-1, width)).transpose(1, 2)
-        close(x, expected.detach())
-
-
-def lies_side_by_side(attn):
-    return all(map(laid, attn.projections(), attn.joint))
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("words", PROJECTIONS)
-def test_one_product_is_three_whatever_happens_to_the_weights(words, change):
-    model = built(make(*words.split()))
-    assert all(lies_side_by_side(block.attn) for block in model.blocks)
-    before = [p.clone() for p in model.blocks[0].attn.w_k.parameters()]
-    change(model)
-    assert not any(map(torch.equal, before, model.blocks[0].attn.w_k.parameters()))
-    for block in model.blocks:
-        assert lies_side_by_side(block.attn) == (change not in (give_new_memory, assign_others))
-        for T in (1, 5):
-            close_to_three_products(block.attn, T)
-
-
-@pytest.mark.parametrize("words", PROJECTIONS)
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copies_lie_side_by_side_in_memory_of_their_own(words, copied):
-    model = built(make(*words.split()))
-    copy = copied(model)
-    change_in_place(model)
-    for block, other in zip(copy.blocks, model.blocks, strict=True):
-        assert lies_side_by_side(block.attn)
-        close_to_three_products(block.attn, 1)
-        assert not any(torch.equal(a, b) for a, b in zip(block.attn.parameters(), other.attn.parameters(), strict=True))
-    if copied is COPIES["shared"]:
-        assert all(p.is_shared() for p in copy.parameters())
-
-
-def test_what_lies_side_by_side_is_saved_once(tmp_path):
-    """By torch.save, which saves the whole memory of a tensor, and as safetensors, which refuse shared memory."""
-    model = built(make("qkv_bias=true", "dim=256"))
-    numbers = sum(p.nbytes for p in model.parameters())
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    assert numbers < (tmp_path / "weights.pt").stat().st_size < numbers + 20_000
-    assert numbers < len(safetensors.torch.save(model.state_dict())) < numbers + 20_000
-    other = built(make("qkv_bias=true", "dim=256", "seed=1"))
-    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    assert lies_side_by_side(other.blocks[0].attn)
-    close(other(tokens()), model(tokens()))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1024), (2, 3, 8), (1, 1, 7), (3, 5, 7), (1, 2, 4096), (1, 0, 8)])

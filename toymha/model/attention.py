@@ -8,9 +8,6 @@ pruned layer has fewer heads: its axes H and G are those that are left, in the o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,27 +18,9 @@ from toymha.model.parts import Place, at_hand, dropout, rotate, through, visible
 
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
+FEW = 8  # tokens: so few are projected by three products
 SHORT = 256  # positions: so few are attended explicitly where fp32 products go through oneDNN
 SHORT_IN_BF16 = 512  # and so few in bf16, where a gradient is wanted
-
-
-def lay(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor that holds the parameters side by side. They become views of it, so that it always has their values,
-    whoever changes them."""
-    joint = torch.cat([p.data for p in parameters])
-    for p, part in zip(parameters, joint.split([len(p) for p in parameters]), strict=True):
-        p.data = part
-    return joint
-
-
-def laid(parameters: Sequence[Tensor], joint: Tensor) -> bool:
-    """Whether they still are views of `joint`, whose memory nobody else gets while it is there."""
-    address = joint.data_ptr()
-    for p in parameters:
-        if p.data_ptr() != address:
-            return False
-        address += p.nbytes
-    return True
 
 
 class Attention(nn.Module):
@@ -70,7 +49,6 @@ class Attention(nn.Module):
         self.w_v = nn.Linear(c.dim, self.kv_heads * self.Dv, bias=c.qkv_bias)
         self.w_o = nn.Linear(self.H * self.Dv, c.dim, bias=c.bias) if c.w_o else None
         self.scores, self.pattern, self.z, self.write = (nn.Identity() for _ in range(4))
-        self.joint = [lay(parameters) for parameters in self.projections()]
         at_hand(self)
 
     def forward(self, x_BTC: Tensor, place: Place = NOWHERE, cache: LayerCache | None = None) -> Tensor:
@@ -121,41 +99,17 @@ class Attention(nn.Module):
 
     def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x_BTC -> q_BHTD, k_BGSD, v_BGSD (one head each where heads are tied)."""
-        # One wide product is faster than three narrow ones. To lay the weights side by side for it costs next to
-        # nothing, but for a few tokens as much as the product; without gradients, which are to reach each of them, they
-        # lie like this already. Together it is a tenth of the time that a token takes with a cache.
-        parameters = self.projections()
-        beside = not torch.is_grad_enabled() and all(map(laid, parameters, self.joint))
-        qkv = F.linear(x_BTC, *(self.joint if beside else map(torch.cat, parameters)))
-        sizes = [len(w) for w in parameters[0]]
-        if beside and self.Dv == self.D:  # fewer views, and they count here; with gradients they would cost copies
-            q_BHTD, k_BGSD, v_BGSD = self.split_heads(qkv, self.D).split([n // self.D for n in sizes], dim=1)
-            return q_BHTD, k_BGSD, v_BGSD
-        q, k, v = qkv.split(sizes, dim=-1)
-        return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
-
-    def projections(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The weights of W_q, W_k and W_v, and if they have any their biases."""
         w_q, w_k, w_v = self.w_q, self.w_k, self.w_v
-        weights = (w_q.weight, w_k.weight, w_v.weight)
-        return [weights] if w_q.bias is None else [weights, (w_q.bias, w_k.bias, w_v.bias)]
-
-    def lay_again(self) -> None:
-        """Side by side, if they do not lie like this any more; memory that processes share is left alone."""
-        parameters = self.projections()
-        if not all(map(laid, parameters, self.joint)):
-            self.joint = [lay(side) for side in parameters]
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Attention:
-        """What torch does for to(device), bfloat16() and the like, after which each may have memory of its own."""
-        super()._apply(fn, recurse)
-        self.lay_again()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """What Python does for a copy."""
-        super().__setstate__(state)
-        self.lay_again()
+        if x_BTC.shape[0] * x_BTC.shape[1] <= FEW:
+            q, k, v = w_q(x_BTC), w_k(x_BTC), w_v(x_BTC)
+            return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
+        # One wide product is faster than three narrow ones; laying the weights side by side costs next to nothing, but
+        # for a few tokens as much as the product.
+        weight = torch.cat((w_q.weight, w_k.weight, w_v.weight))
+        bias = None if w_q.bias is None else torch.cat((w_q.bias, w_k.bias, w_v.bias))
+        qkv = F.linear(x_BTC, weight, bias)
+        q, k, v = qkv.split((w_q.out_features, w_k.out_features, w_v.out_features), dim=-1)
+        return self.split_heads(q, self.D), self.split_heads(k, self.D), self.split_heads(v, self.Dv)
 
     @staticmethod
     def split_heads(x: Tensor, width: int) -> Tensor:
