@@ -587,7 +587,7 @@ def anatomy_of(*words, n=1, precision="fp32"):
     c = make("batch_size=4", "budget.eval_tokens=200", *words)
     model = built(c).train()
     with Team(n) as team:
-        return c, anatomy(model, make_optimizers(model, c), c, precision, CPU, team, 2)
+        return c, anatomy(model, make_optimizers(model, c, precision), c, precision, CPU, team, 2)
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -611,6 +611,7 @@ def test_kinds_add_up_to_the_passes(words):
     assert (("softmax" if words == ("attn_dropout=0.1",) else "fused attention") in found["kinds"]) and (
         {"matrix products", "normalisation", "activation", "loss", "embedding"} <= found["kinds"].keys()
     )
+    assert ("dropout" in found["kinds"]) == (words == ("attn_dropout=0.1",))
 
 
 def test_time_that_python_takes_is_told(monkeypatch):
@@ -630,7 +631,7 @@ def test_watching_leaves_no_gradient_and_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     c = make("batch_size=2")
     model = built(c).train()
-    anatomy(model, make_optimizers(model, c), c, "fp32", CPU, ALONE, 1)
+    anatomy(model, make_optimizers(model, c, "fp32"), c, "fp32", CPU, ALONE, 1)
     assert not list(tmp_path.iterdir()) and model.training
     assert all(p.grad is None for p in model.parameters())
 

@@ -465,7 +465,7 @@ def test_an_induction_circuit_is_found():
 
     c = make("n_layer=2", "n_head=4", "dim=32", f"seq_len={T}", "optim=muon")
     model = GPT(c, V)
-    optimizers = optim.make_optimizers(model, c)
+    optimizers = optim.make_optimizers(model, c, "fp32")
     for _ in range(300):
         x_BT = texts(32)
         F.cross_entropy(model(x_BT[:, :-1]).flatten(0, 1), x_BT[:, 1:].flatten()).backward()

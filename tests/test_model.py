@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import pickle
+from copy import deepcopy
 
 import pytest
 import torch
@@ -422,7 +424,7 @@ def test_one_batch_can_be_memorised(optim):
     """A loss below 0.1 in 150 steps."""
     c = make(f"optim={optim}", "pos=rope")
     model, idx_BT = GPT(c, VOCAB), tokens(B=4, T=17)
-    optimizers = make_optimizers(model, c)
+    optimizers = make_optimizers(model, c, "fp32")
     for _ in range(150):
         loss = F.cross_entropy(model(idx_BT[:, :-1]).flatten(0, 1), idx_BT[:, 1:].flatten())
         loss.backward()
@@ -587,6 +589,27 @@ def test_tied_embedding_is_one_tensor():
     assert model.embed.weight.grad[1].abs().max() > 0
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("size, close_to", [(1.0, 0.01), (8**0.5, 0.04)])
+def test_attention_in_bf16_is_that_in_double(monkeypatch, fuse, size, close_to):
+    """Output and gradients. The explicit way rounds scores too, so its error grows with them: 0.005 of the largest
+    number, and 0.02 where they are 8 times as large."""
+    monkeypatch.setattr(Attention, "can_fuse", lambda self, T, S: fuse)
+    c = make("dim=128", "n_head=4", "seq_len=128")
+    found = {}
+    for dtype in (torch.float64, torch.float32):
+        attn = Attention(c)
+        qkv = [size * torch.randn(2, 4, 128, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+        qkv = [x.bfloat16().to(dtype).requires_grad_() for x in qkv]
+        go = torch.randn(2, 4, 128, 32, generator=torch.Generator().manual_seed(3)).bfloat16().to(dtype)
+        with arithmetic("fp32" if dtype == torch.float64 else "bf16", pick_device("cpu")):
+            q, k, v = qkv if dtype == torch.float64 else [x.bfloat16() for x in qkv]
+            z = (attn.fused if fuse else attn.explicit)(q, k, v)
+        found[dtype] = [z, *torch.autograd.grad(z, qkv, go.to(z.dtype))]
+    for exact, x in zip(*found.values(), strict=True):
+        assert 1e-4 < (x.double() - exact).norm() / exact.norm() < close_to
+
+
 # What makes a decoded token faster
 
 
@@ -606,8 +629,29 @@ def test_gelu_of_few_numbers_is_gelu(shape, approximate, dtype):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("n, gradients, as_it_is", [(1024, False, False), (1024, True, True), (8192, False, True)])
+def test_few_numbers_go_another_way(monkeypatch, n, gradients, as_it_is):
+    """Where no gradient is wanted."""
+    given = []
+    monkeypatch.setattr(F, "gelu", lambda x, approximate: [given.append(x.is_contiguous()), x][1])
+    with torch.set_grad_enabled(gradients):
+        gelu(torch.ones(1, n))
+    assert given == [as_it_is]
+
+
+@pytest.mark.parametrize("words", [(), ("model=encdec",), ("mlp=swiglu", "norm_position=post")])
+@pytest.mark.parametrize("copied", [lambda m: m, deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_children_at_hand_are_the_children(words, copied):
+    """Python finds them without torch; those of a copy are its own."""
+    model = built(make(*words))
+    found = [m for m in copied(model).modules() if set(m._modules) & set(vars(m))]
+    assert len(found) > 2 * len(model.blocks)
+    for module in found:
+        assert all(vars(module)[name] is child for name, child in module._modules.items())
+
+
 def test_a_child_that_is_set_anew_is_the_one_that_works():
-    """Though Python finds the children of a block without torch."""
+    """A tap too."""
     model = built(make())
     before = model(tokens())
     for block in model.blocks:
@@ -617,6 +661,21 @@ def test_a_child_that_is_set_anew_is_the_one_that_works():
     changed = model(tokens())
     assert not torch.allclose(changed, before)
     close(changed, model.unembed(model.norm(model.read(tokens())[0])))
+    model.blocks[-1].after_mlp = Nothing()
+    assert not model(tokens()).any()
+
+
+def test_whoever_listens_to_a_tap_hears():
+    """Before, behind, and on the way back."""
+    model, heard = built(make()), []
+    tap = model.blocks[0].after_mlp
+    for listen in (tap.register_forward_pre_hook, tap.register_forward_hook, tap.register_full_backward_hook):
+        hook = listen(lambda *_, name=listen.__name__: heard.append(name))
+        model(tokens()).sum().backward()
+        hook.remove()
+    assert heard == ["register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"]
+    model(tokens()).sum().backward()
+    assert len(heard) == 3
 
 
 class Nothing(nn.Module):

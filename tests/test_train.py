@@ -276,7 +276,7 @@ def test_a_step_asks_the_device_for_no_number(optim):
     """On a device that has shapes and no numbers: whoever asks for one gets an error."""
     c, nowhere = make(f"optim={optim}", "grad_accum=2", "batch_size=4"), torch.device("meta")
     model = built(c).train().to(nowhere)
-    x, optimizers = tokens(B=4, T=17), make_optimizers(model, c)
+    x, optimizers = tokens(B=4, T=17), make_optimizers(model, c, "fp32")
     loss = train.backward(model, Batch((x[:, :-1],), x[:, 1:], 64), 2, nowhere, "fp32")
     norm = train.clipped(model, c, ALONE)
     train.move(optimizers, ALONE)

@@ -58,6 +58,11 @@ def arithmetic(precision: str, device: torch.device) -> contextlib.AbstractConte
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
 
+def number_type(precision: str) -> torch.dtype:
+    """Of what is multiplied."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
 # Numbers of mallopt's parameters, from malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 

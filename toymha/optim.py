@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from toymha.config import Config, Optim
+from toymha.device import number_type
 from toymha.team import ALONE, Team
 
 
@@ -92,7 +93,7 @@ class AdamW(Optimizer):
             )
 
 
-def make_optimizers(model: nn.Module, c: Config, precision: str = "fp32") -> list[Optimizer]:
+def make_optimizers(model: nn.Module, c: Config, precision: str) -> list[Optimizer]:
     """Each parameter in exactly one group: matrices are decayed, vectors not; Muon takes the matrices inside blocks.
     `precision`: of the run, fp32 or bf16."""
     o = c.optim
@@ -111,16 +112,15 @@ def make_optimizers(model: nn.Module, c: Config, precision: str = "fp32") -> lis
     if not for_muon:
         return optimizers
     assert o.muon_lr is not None and o.muon_momentum is not None and o.muon_weight_decay is not None  # config checks
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return [*optimizers, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay, dtype)]
+    return [*optimizers, Muon(for_muon, o.muon_lr, o.muon_momentum, o.muon_weight_decay, number_type(precision))]
 
 
 class Muon(Optimizer):
     """Momentum, orthogonalised by Newton-Schulz (Jordan et al. 2024); steps are scaled by sqrt(max(1, rows / columns)).
 
-    The same equation as torch.optim.Muon, with two differences that are about speed alone: matrices of one shape are
-    orthogonalised together in batched products, and their type is the run's, not always bf16 (on a CPU without bf16
-    arithmetic such products run over 100 times slower than fp32 ones; on one with AMX 1.2 to 5 times as fast).
+    The same equation as torch.optim.Muon, with two differences: matrices of one shape are orthogonalised together in
+    batched products, which is about speed, and their type is the run's, where torch's is always bf16. So fp32 is fp32,
+    and a step takes seconds on no CPU that has no bf16; on one with AMX bf16 was 1.2 to 5 times as fast as fp32.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Muon(Optimizer):
         lr: float,
         momentum: float,
         weight_decay: float,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype,
     ) -> None:
         """`dtype`: of the numbers that are orthogonalised; parameters and momentum keep theirs."""
         super().__init__([{"params": list(params)}], lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -168,7 +168,7 @@ ITERATIONS = 5
 A, B, C = 3.4445, -4.7750, 2.0315
 
 
-def orthogonalise(m_NRC: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def orthogonalise(m_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Every singular value of each matrix towards 1: five quintic Newton-Schulz iterations (Jordan et al. 2024), in
     this type of numbers.
 

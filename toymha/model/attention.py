@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from toymha.config import Config
 from toymha.model.cache import LayerCache
-from toymha.model.parts import Place, at_hand, dropout, rotate, through, visible
+from toymha.model.parts import Place, Tap, at_hand, dropout, rotate, visible
 
 NOWHERE = Place()
 KV = tuple[Tensor, Tensor]  # k_BGSD, v_BGSD
@@ -26,7 +26,7 @@ SHORT_IN_BF16 = 512  # and so few in bf16, where a gradient is wanted
 class Attention(nn.Module):
     """softmax(q k^T x scale + mask) v for each head, heads side by side, then W_o.
 
-    `scores`, `pattern`, `z` and `write` are taps: identity modules. A forward hook on one of them sees, and may
+    `scores`, `pattern`, `z` and `write` are taps. A forward hook on one of them sees, and may
     replace, scores_BHTS (scaled, before mask and softmax), pattern_BHTS (probabilities), z_BHTD (each head's output) or
     write_BHTC (what each head adds to the residual stream). Without a hook on scores or pattern the fused kernel may be
     used, which never builds those tensors; without one on write, W_o is a single product for all heads.
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self.w_k = nn.Linear(c.dim, self.kv_heads * self.D, bias=c.qkv_bias)
         self.w_v = nn.Linear(c.dim, self.kv_heads * self.Dv, bias=c.qkv_bias)
         self.w_o = nn.Linear(self.H * self.Dv, c.dim, bias=c.bias) if c.w_o else None
-        self.scores, self.pattern, self.z, self.write = (nn.Identity() for _ in range(4))
+        self.scores, self.pattern, self.z, self.write = (Tap() for _ in range(4))
         at_hand(self)
 
     def forward(self, x_BTC: Tensor, place: Place = NOWHERE, cache: LayerCache | None = None) -> Tensor:
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         if not self.even:  # what pruning left of the groups has several sizes
             k_BGSD, v_BGSD = k_BGSD[:, self.kv_of], v_BGSD[:, self.kv_of]
         attend = self.fused if self.can_fuse(q_BHTD.shape[2], k_BGSD.shape[2]) else self.explicit
-        return self.merge(through(self.z, attend(q_BHTD, k_BGSD, v_BGSD, place)))
+        return self.merge(self.z(attend(q_BHTD, k_BGSD, v_BGSD, place)))
 
     def merge(self, z_BHTD: Tensor) -> Tensor:
         """The heads' outputs -> what the layer adds to the stream, by head where somebody listens."""
@@ -123,12 +123,15 @@ class Attention(nn.Module):
         And not where a CPU's kernel is slow. Its many small products go through oneDNN in bf16, and in fp32 where
         `device.choose_products` says so. In fp32 a step took twice as long with it at 64 positions. In bf16 it is its
         backward pass: on a CPU with AMX the passes of a model with 4 layers took 1.3 (one thread, 256 positions) to 3.8
-        times as long (two threads, 64 positions), at 1,024 about as long, and there it saves the T x T pattern.
+        times as long (two threads, 64 positions), at 1,024 about as long, and there it saves the T x T pattern. The
+        explicit way rounds scores to bf16 before the softmax, which the kernel does not: see the test of both errors.
         """
         draws = self.dropout and self.training
-        in_bf16 = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-        few = SHORT_IN_BF16 if in_bf16 else SHORT if torch.get_float32_matmul_precision() == "medium" else 0
-        many_small = T > 1 and few >= S
+        if torch.is_autocast_enabled("cpu"):
+            short = SHORT_IN_BF16 if torch.is_grad_enabled() else 0
+        else:
+            short = SHORT if torch.get_float32_matmul_precision() == "medium" else 0
+        many_small = T > 1 and short >= S
         return not (self.tapped or ((draws or many_small) and self.w_q.weight.is_cpu))
 
     @property
@@ -138,20 +141,22 @@ class Attention(nn.Module):
 
     def fused(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The same in one kernel, which knows the causal mask and needs no T x S tensor."""
-        attend, scale, dropout = F.scaled_dot_product_attention, self.scale, self.dropout if self.training else 0.0
+        attend = F.scaled_dot_product_attention
+        p = self.dropout if self.training else 0.0
         B, H, T, D = q_BHTD.shape
         G, S = k_BGSD.shape[1:3]
         if T == S and place.seen_BS is None and place.window is None:
-            return attend(q_BHTD, k_BGSD, v_BGSD, None, dropout, self.causal, scale=scale, enable_gqa=True)
+            return attend(q_BHTD, k_BGSD, v_BGSD, dropout_p=p, is_causal=self.causal, scale=self.scale, enable_gqa=True)
         if T == 1:
             # The newest token sees everything that is there. Where heads share keys the kernel would read these once
             # for each head; the R query heads of a group as R queries of one head read them once, which is the point.
             q_BGRD = q_BHTD.reshape(B, G, H // G, D)
             seen = None if place.seen_BS is None else place.seen_BS[:, None, None, :]
-            return attend(q_BGRD, k_BGSD, v_BGSD, seen, dropout, scale=scale).reshape(B, H, 1, self.Dv)
+            z_BGRD = attend(q_BGRD, k_BGSD, v_BGSD, attn_mask=seen, dropout_p=p, scale=self.scale)
+            return z_BGRD.reshape(B, H, 1, self.Dv)
         # The kernel's own mask is for queries that start where the keys start: these are the last T of S.
         mask = visible(T, S, self.causal, place, q_BHTD.device)
-        return attend(q_BHTD, k_BGSD, v_BGSD, mask, dropout, scale=scale, enable_gqa=True)
+        return attend(q_BHTD, k_BGSD, v_BGSD, attn_mask=mask, dropout_p=p, scale=self.scale, enable_gqa=True)
 
     def explicit(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, place: Place = NOWHERE) -> Tensor:
         """The equation, step by step; every tensor of it can be tapped."""

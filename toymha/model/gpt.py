@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toymha.config import Config
 from toymha.model.attention import Attention, CrossAttention, NoHeads
 from toymha.model.cache import KVCache, LayerCache
-from toymha.model.parts import MLPS, NORMS, Place, at_hand, dropout, rotary_tables, sinusoid_table, through
+from toymha.model.parts import MLPS, NORMS, Place, Tap, at_hand, dropout, rotary_tables, sinusoid_table
 from toymha.schema import UserError
 from toymha.seeds import stream
 
@@ -33,9 +33,9 @@ class Block(nn.Module):
         self.norm_attn = make_norm(c) if read else nn.Identity()
         if cross:
             self.norm_cross, self.cross = make_norm(c), CrossAttention(c, layer)
-            self.after_cross = nn.Identity()
+            self.after_cross = Tap()
         self.norm_mlp, self.mlp = make_norm(c), MLPS[c.mlp](c)
-        self.after_attn, self.after_mlp = nn.Identity(), nn.Identity()
+        self.after_attn, self.after_mlp = Tap(), Tap()
         at_hand(self)
 
     def forward(
@@ -47,15 +47,14 @@ class Block(nn.Module):
     ) -> Tensor:
         """x_BTC -> x_BTC. `source`: this layer's keys and values of the encoder's output, and seen_BS of the source."""
         if self.pre:
-            x_BTC = through(self.after_attn, x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), place, cache)))
+            x_BTC = self.after_attn(x_BTC + self.drop(self.attn(self.norm_attn(x_BTC), place, cache)))
             if source is not None:
-                out_BTC = self.cross(self.norm_cross(x_BTC), place, *source)
-                x_BTC = through(self.after_cross, x_BTC + self.drop(out_BTC))
-            return through(self.after_mlp, x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC))))
-        x_BTC = through(self.after_attn, self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, place, cache))))
+                x_BTC = self.after_cross(x_BTC + self.drop(self.cross(self.norm_cross(x_BTC), place, *source)))
+            return self.after_mlp(x_BTC + self.drop(self.mlp(self.norm_mlp(x_BTC))))
+        x_BTC = self.after_attn(self.norm_attn(x_BTC + self.drop(self.attn(x_BTC, place, cache))))
         if source is not None:
-            x_BTC = through(self.after_cross, self.norm_cross(x_BTC + self.drop(self.cross(x_BTC, place, *source))))
-        return through(self.after_mlp, self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
+            x_BTC = self.after_cross(self.norm_cross(x_BTC + self.drop(self.cross(x_BTC, place, *source))))
+        return self.after_mlp(self.norm_mlp(x_BTC + self.drop(self.mlp(x_BTC))))
 
     def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
@@ -77,7 +76,7 @@ class Transformer(nn.Module):
         self.embed = nn.Embedding(V, c.dim)
         if c.pos == "learned":
             self.embed_pos = nn.Embedding(c.seq_len, c.dim)
-        self.embedded = nn.Identity()
+        self.embedded = Tap()
         # Tied: the embedding is the head, and there is one tensor, under one name, in memory and on disk.
         self.head = None if c.tie_embeddings else nn.Linear(c.dim, V, bias=False)
         # Fixed tables of positions are buffers, so that they follow the model to its device; they are no weights.
@@ -152,7 +151,7 @@ class Transformer(nn.Module):
             rope = (self.cos_TD[here], self.sin_TD[here])
             if padding_B is not None:  # one row of angles for all heads
                 rope = (rope[0][:, None], rope[1][:, None])
-        x_BTC = through(self.embedded, dropout(x_BTC, self.dropout, self.training))
+        x_BTC = self.embedded(dropout(x_BTC, self.dropout, self.training))
         return x_BTC, Place(rope)
 
     def unembed(self, x_BTC: Tensor) -> Tensor:

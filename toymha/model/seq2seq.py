@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from toymha.config import Config
 from toymha.model.cache import KVCache, LayerCache, PairCache
 from toymha.model.gpt import GPT, Block, Transformer, make_norm
+from toymha.model.parts import at_hand
 from toymha.schema import UserError
 
 
@@ -29,6 +30,7 @@ class Seq2Seq(Transformer):
         self.blocks = nn.ModuleList(Block(c, layer, cross=self.crosses) for layer in range(c.n_layer))
         self.norm = make_norm(c) if pre else nn.Identity()
         self.initialise(c)
+        at_hand(self)
 
     def forward(self, source_BS: Tensor, idx_BT: Tensor) -> Tensor:
         """source_BS (int64, -1 where a source has ended), idx_BT (int64; S and T at most seq_len) -> logits_BTV."""

@@ -23,7 +23,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from toymha.batches import Batch, draw
 from toymha.config import Config
 from toymha.data.corpus import Split
-from toymha.device import arithmetic
+from toymha.device import arithmetic, number_type
 from toymha.evaluate import attention_statistics, evaluate, looked_at
 from toymha.log import Log
 from toymha.model.gpt import GPT
@@ -59,7 +59,7 @@ KINDS = {  # operations as torch names them -> what they are for; those of both 
     "activation": ("gelu", "gelu_backward", "silu", "silu_backward"),
     "loss": ("_log_softmax", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"),
     "embedding": ("embedding", "embedding_dense_backward"),
-    "dropout": ("random_", "ge", "native_dropout", "native_dropout_backward"),
+    "dropout": ("random_", "ge", "bernoulli_", "native_dropout", "native_dropout_backward"),
 }
 KIND_OF = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
 OTHER = "by element, copies"  # additions, scaling, rotation of positions, masks, casts, laying tensors side by side
@@ -205,7 +205,7 @@ def alone(events: list[FunctionEvent], precision: str, device: torch.device, tea
             shapes: list[list[int]] = e.input_shapes  # type: ignore[assignment]  # of each argument
             a, b = [tuple(shape) for shape in shapes if len(shape) >= 2][-2:]
             by_thread.setdefault(e.thread, Counter())[a, b] += 1
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = number_type(precision)
     operands = {
         pair: tuple(torch.rand(shape, generator=stream(0, "bench")).to(device, dtype) for shape in pair)
         for todo in by_thread.values()

@@ -17,7 +17,7 @@ import torch
 
 from toymha import cost
 from toymha.config import Config
-from toymha.device import arithmetic
+from toymha.device import arithmetic, number_type
 from toymha.timing.machine import last_cache, synchronize
 
 STORED = 4  # bytes of a weight: they are fp32 in either precision, and autocast makes its copies from them
@@ -164,7 +164,7 @@ def product_rate(device: torch.device, precision: str) -> float:
         for n in SIZES:
             if rate and 2 * n**3 / rate > LONGEST:
                 break
-            a = torch.ones(n, n, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+            a = torch.ones(n, n, device=device, dtype=number_type(precision))
             rate = max(rate, 2 * n**3 / best(lambda a=a: a @ a, device))  # type: ignore[misc]
     return rate
 
