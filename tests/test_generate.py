@@ -359,6 +359,7 @@ def test_the_first_sample_is_the_same_among_five(trained, toymha):
 def test_json_has_what_text_prints(trained, toymha):
     """And the log-probability of its tokens by the model itself, whatever the rules."""
     words = [f"run={trained('data=pydoc')}", "prompt=for", "max_new_tokens=10", "temperature=0.5", "top_k=4"]
+    words.append("precision=fp32")
     (found,) = objects(toymha(*words, "output=jsonl")[1])
     assert toymha(*words)[1] == found["prompt"] + found["text"].removesuffix("\n") + "\n"
     assert (found["prompt"], found["stopped"], len(found["tokens"])) == ("for", "length", 10)

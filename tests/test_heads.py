@@ -20,6 +20,7 @@ from toymha.schema import UserError
 from toymha.stop import Stop
 
 TINY = [
+    "precision=fp32",  # also where auto is bf16: numbers of two ways are compared
     *("data=relations", "data.tokens=20000", "n_layer=2", "dim=32", "n_head=4", "seq_len=64", "batch_size=8"),
     *("budget.steps=20", "budget.eval_every=10", "budget.eval_tokens=640", "budget.sample_tokens=0"),
     "threads=1",
