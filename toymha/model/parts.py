@@ -65,10 +65,11 @@ FEW_NUMBERS = 4096  # from 16,384 on oneDNN is faster
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU; of a few numbers without gradients, to rounding, in half the time.
+    """GELU; of a few numbers without gradients sooner, and the same to rounding.
 
-    A CPU's contiguous numbers torch gives to oneDNN, whose threads take 10 to 30 us to start, those of a transposed
-    tensor to a kernel of its own: 9 % of a token that a small model decodes. This may go once torch does it of itself.
+    On a CPU torch gives contiguous numbers to oneDNN, which takes 10 to 25 us for the fewest, those of a transposed
+    tensor to a kernel of its own, which takes 5: 8 % of a token that a small model decodes. This may go once torch
+    chooses like this itself.
     """
     n = x.numel()
     if n > FEW_NUMBERS or n % 2 or not x.is_cpu or torch.is_grad_enabled():
