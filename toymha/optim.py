@@ -119,8 +119,8 @@ class Muon(Optimizer):
     """Momentum, orthogonalised by Newton-Schulz (Jordan et al. 2024); steps are scaled by sqrt(max(1, rows / columns)).
 
     The same equation as torch.optim.Muon, with two differences: matrices of one shape are orthogonalised together in
-    batched products, which is about speed, and their type is the run's, where torch's is always bf16. So fp32 is fp32,
-    and a step takes seconds on no CPU that has no bf16; on one with AMX bf16 was 1.2 to 5 times as fast as fp32.
+    batched products, which is about speed, and their type is the run's, where torch's is always bf16, whose products
+    take seconds a step on a CPU that has none; on one with AMX they were 1.2 to 5 times as fast as those in fp32.
     """
 
     def __init__(

@@ -187,8 +187,8 @@ class Reading:
         with contextlib.ExitStack() as stack:
             if self.attention:
                 heard = stack.enter_context(listening(self.model, "pattern"))
-            for at in range(0, idx_BT.shape[1], self.model.seq_len):
-                x_BTC = self.model.hidden(idx_BT[:, at : at + self.model.seq_len], cache)
+            for part_BT in idx_BT.split(self.model.seq_len, dim=1):
+                x_BTC = self.model.hidden(part_BT, cache)
             logits_BV = self.model.unembed(x_BTC[:, -1])[:, : self.vocab_size].float().cpu()
         kept = cache if self.keeps else None
         out = {}

@@ -26,9 +26,9 @@ SHORT_IN_BF16 = 512  # and so few in bf16, where a gradient is wanted
 class Attention(nn.Module):
     """softmax(q k^T x scale + mask) v for each head, heads side by side, then W_o.
 
-    `scores`, `pattern`, `z` and `write` are taps. A forward hook on one of them sees, and may
-    replace, scores_BHTS (scaled, before mask and softmax), pattern_BHTS (probabilities), z_BHTD (each head's output) or
-    write_BHTC (what each head adds to the residual stream). Without a hook on scores or pattern the fused kernel may be
+    `scores`, `pattern`, `z` and `write` are taps. A forward hook on one of them sees, and may replace, scores_BHTS
+    (scaled, before mask and softmax), pattern_BHTS (probabilities), z_BHTD (each head's output) or write_BHTC (what
+    each head adds to the residual stream). Without a hook on scores or pattern the fused kernel may be
     used, which never builds those tensors; without one on write, W_o is a single product for all heads.
     """
 

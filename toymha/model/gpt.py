@@ -197,7 +197,7 @@ class GPT(Transformer):
         cache.check(idx_BT)
         past, T, window = cache.length, idx_BT.shape[1], cache.window
         x_BTC, place = self.read(idx_BT, past, cache.padding_B, window is not None)
-        place = place if window is None else place._replace(window=window)
+        place = place._replace(window=window)
         if cache.padding_B is not None:
             first = 0 if window is None else max(0, past - window + 1)  # of the keys that the layers hand out
             at_S = torch.arange(first, past + T, device=idx_BT.device)
